@@ -1,0 +1,172 @@
+"""The error tree of the broker: every failure that a caller can meet, each with a stable code.
+
+``code`` is part of the contract (it travels in problem+json, in ``failed`` items and in exit messages);
+``retryable`` says whether the same call may succeed later without being changed.
+
+    RuncastError
+    ├── BadRequest            the caller must change something
+    │   ├── InvalidId, UnknownMode, InvalidItem, InvalidRequest, ItemTooBig
+    ├── RunNotFound
+    ├── Conflict              the state forbids it
+    │   ├── RunExists, IdempotencyConflict, RunEnded, ClaimRefused, LayoutMismatch
+    ├── Fenced                this worker no longer owns the run
+    ├── Sealed                the run has its fence
+    ├── LogGap                the log ends before the items that were to follow
+    ├── LogRewound            the log lost items that cannot be sent again
+    └── StoreUnavailable      Redis did not answer, or answers that it cannot serve now
+        └── OutageTooLong     the publisher gave up
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "BadRequest",
+    "ClaimRefused",
+    "Conflict",
+    "Fenced",
+    "IdempotencyConflict",
+    "InvalidId",
+    "InvalidItem",
+    "InvalidRequest",
+    "ItemTooBig",
+    "LayoutMismatch",
+    "LogGap",
+    "LogRewound",
+    "OutageTooLong",
+    "RuncastError",
+    "RunEnded",
+    "RunExists",
+    "RunNotFound",
+    "Sealed",
+    "StoreError",
+    "StoreUnavailable",
+    "UnknownMode",
+]
+
+
+class RuncastError(Exception):
+    """Base of all. ``str(error)`` says what was wrong, what is allowed, and what to do."""
+
+    code: ClassVar[str] = "internal"
+    retryable: ClassVar[bool] = False
+
+
+class BadRequest(RuncastError):
+    """Input that can never succeed as it is. ``field`` names the part that is wrong."""
+
+    code = "bad_request"
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class InvalidId(BadRequest):
+    code = "invalid_id"
+
+
+class UnknownMode(BadRequest):
+    code = "unknown_mode"
+
+
+class InvalidItem(BadRequest):
+    code = "invalid_item"
+
+
+class InvalidRequest(BadRequest):
+    code = "invalid_request"
+
+
+class ItemTooBig(BadRequest):
+    code = "item_too_big"
+
+
+class RunNotFound(RuncastError):
+    """No record of that run: it never was, or its record has expired."""
+
+    code = "run_not_found"
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(f"no run {run_id!r} is known: it was never created, or its record has expired")
+        self.run_id = run_id
+
+
+class Conflict(RuncastError):
+    code = "conflict"
+
+
+class RunExists(Conflict):
+    code = "run_exists"
+
+
+class IdempotencyConflict(Conflict):
+    code = "idempotency_conflict"
+
+
+class RunEnded(Conflict):
+    code = "run_ended"
+
+
+class ClaimRefused(Conflict):
+    """Somebody else claimed that attempt, or the run was cancelled or has ended."""
+
+    code = "claim_refused"
+
+
+class LayoutMismatch(Conflict):
+    """This process was configured with another number of partitions than the store was laid out with."""
+
+    code = "layout_mismatch"
+
+
+class Fenced(RuncastError):
+    """The run belongs to another owner or epoch by now: stop, and write nothing more."""
+
+    code = "fenced"
+
+
+class Sealed(RuncastError):
+    """The run has ended; nothing is ever appended after its fence."""
+
+    code = "sealed"
+
+
+class LogGap(RuncastError):
+    """The append does not follow the log's end. ``last`` is where the log ends."""
+
+    code = "log_gap"
+
+    def __init__(self, last: int) -> None:
+        super().__init__(f"the log ends at {last}: send what follows it")
+        self.last = last
+
+
+class LogRewound(RuncastError):
+    """Items that were stored are gone and cannot be sent again. ``last`` is where the log ends now."""
+
+    code = "log_rewound"
+
+    def __init__(self, last: int) -> None:
+        super().__init__(f"the store lost items: the log ends at {last} now")
+        self.last = last
+
+
+class StoreUnavailable(RuncastError):
+    """Redis did not answer in time, refused the connection, or is loading or read-only."""
+
+    code = "store_unavailable"
+    retryable = True
+
+
+class OutageTooLong(StoreUnavailable):
+    """The publisher kept retrying for ``RUNCAST_OUTAGE_LIMIT`` and gave up."""
+
+    code = "outage_too_long"
+
+
+class StoreError(RuncastError):
+    """Redis answered with an error that is a fault of ours or of its configuration."""
+
+    code = "store_error"

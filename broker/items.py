@@ -1,0 +1,426 @@
+"""The stream items: a msgspec tagged union, each type's modes, and the stored form.
+
+Stored form (source: docs/protocol.md, “Redis”): an entry holds ``t``, the type, and ``d``, the item's JSON
+without type, ``run_id`` and ``seq``. ``d`` begins with ``{"ts":`` and has no CR or LF, so a renderer can splice
+the envelope in front of it, bytes only. U+2028, U+2029 and U+0085 are escaped: readers that split lines the
+Unicode way would break inside a ``data:`` line otherwise.
+
+Pure: no clock, no IO. Whoever publishes stamps ``ts``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from broker.errors import InvalidItem, UnknownMode
+
+__all__ = [
+    "CONTROL_EVENTS",
+    "FENCES",
+    "STATUS_OF_FENCE",
+    "TYPES",
+    "Annotation",
+    "Cache",
+    "Cancelled",
+    "Cost",
+    "Encoded",
+    "Entry",
+    "Event",
+    "Failed",
+    "Final",
+    "Item",
+    "Message",
+    "MessageDelta",
+    "Mode",
+    "Raw",
+    "ReasoningDelta",
+    "RefusalDelta",
+    "StreamItem",
+    "Summary",
+    "ToolCallDelta",
+    "ToolCompleted",
+    "ToolFailed",
+    "ToolProgress",
+    "ToolStarted",
+    "Usage",
+    "decode",
+    "encode",
+    "from_fields",
+    "modes_of",
+    "parse_modes",
+]
+
+
+class Mode(enum.IntFlag):
+    """What a viewer filters on. An item is shown where its modes and the viewer's have one in common."""
+
+    MESSAGES = 1
+    TOOLS = 2
+    USAGE = 4
+    COST = 8
+    EVENTS = 16
+    FINAL = 32
+
+
+ALL = Mode(63)
+CONTROL_EVENTS = frozenset({"end", "reset", "gap", "cursor", "open", "error"})
+"""Names that no item may have: control frames of the wire, and ``error``, which EventSource uses itself."""
+
+
+class Item(msgspec.Struct, kw_only=True, frozen=True, tag_field="type"):
+    """Base of all items. ``ts`` (seconds since the epoch) is 0 until the publisher stamps it."""
+
+    MODES: ClassVar[Mode] = Mode.EVENTS
+
+    ts: float = 0.0
+    component_id: str = "agent"
+    parent_run_id: str | UnsetType = UNSET
+    session_id: str | UnsetType = UNSET
+
+
+class _Delta(Item, kw_only=True, frozen=True):
+    round: int = 1
+    index: int = 0
+    choice: int | UnsetType = UNSET
+
+
+class MessageDelta(_Delta, kw_only=True, frozen=True, tag="message.delta"):
+    MODES: ClassVar[Mode] = Mode.MESSAGES | Mode.EVENTS
+    text: str
+
+
+class ReasoningDelta(_Delta, kw_only=True, frozen=True, tag="reasoning.delta"):
+    """The side channel: never mixed into the text."""
+
+    MODES: ClassVar[Mode] = Mode.MESSAGES | Mode.EVENTS
+    text: str = ""
+    signature: str | UnsetType = UNSET
+    redacted: Any = UNSET
+
+
+class RefusalDelta(_Delta, kw_only=True, frozen=True, tag="refusal.delta"):
+    MODES: ClassVar[Mode] = Mode.MESSAGES | Mode.EVENTS
+    text: str
+
+
+class Annotation(_Delta, kw_only=True, frozen=True, tag="annotation"):
+    """A citation or annotation in its place: it belongs to the block ``index``."""
+
+    MODES: ClassVar[Mode] = Mode.MESSAGES | Mode.EVENTS
+    annotation: Any
+
+
+class Message(Item, kw_only=True, frozen=True, tag="message"):
+    """The merged message of one round (one choice): ``{role, content: [blocks], …}``, unknown fields kept."""
+
+    MODES: ClassVar[Mode] = Mode.MESSAGES | Mode.EVENTS
+    round: int = 1
+    choice: int | UnsetType = UNSET
+    message: dict[str, Any]
+
+
+class ToolCallDelta(_Delta, kw_only=True, frozen=True, tag="tool_call.delta"):
+    MODES: ClassVar[Mode] = Mode.TOOLS | Mode.EVENTS
+    call_id: str = ""
+    name: str | UnsetType = UNSET
+    arguments: str = ""
+
+
+class _Tool(Item, kw_only=True, frozen=True):
+    MODES: ClassVar[Mode] = Mode.TOOLS | Mode.EVENTS
+    call_id: str
+    name: str
+
+
+class ToolStarted(_Tool, kw_only=True, frozen=True, tag="tool.started"):
+    args: Any = None
+    preview: str | UnsetType = UNSET
+
+
+class ToolProgress(_Tool, kw_only=True, frozen=True, tag="tool.progress"):
+    preview: str = ""
+
+
+class ToolCompleted(_Tool, kw_only=True, frozen=True, tag="tool.completed"):
+    result: Any = None
+    duration_ms: float | None = None
+
+
+class ToolFailed(_Tool, kw_only=True, frozen=True, tag="tool.failed"):
+    error: str
+    result: Any = UNSET
+    duration_ms: float | None = None
+
+
+class Usage(Item, kw_only=True, frozen=True, tag="usage"):
+    """Token counts since the last ``usage`` item; ``total`` has the same counts so far. Absent counts are null.
+
+    ``input_tokens`` includes cached ones, ``output_tokens`` includes reasoning.
+    """
+
+    MODES: ClassVar[Mode] = Mode.USAGE | Mode.EVENTS
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cache_read_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    total: dict[str, int | None] = {}
+    source: str = "reported"
+
+
+class Cost(Item, kw_only=True, frozen=True, tag="cost"):
+    """``amount`` since the last ``cost`` item and ``total`` so far, decimal strings."""
+
+    MODES: ClassVar[Mode] = Mode.COST | Mode.EVENTS
+    amount: str
+    total: str
+    currency: str = "USD"
+    estimated: bool = False
+
+
+class Cache(Item, kw_only=True, frozen=True, tag="cache"):
+    status: str
+    what: str = "prompt"
+    tokens: int | None = None
+
+
+class Summary(Item, kw_only=True, frozen=True, tag="summary"):
+    """The agent compressed its context: ``text`` stands for what ``replaces`` names."""
+
+    text: str
+    replaces: Any = None
+
+
+class Event(Item, kw_only=True, frozen=True, tag="event"):
+    """Anything else that happened. On the wire ``payload``'s fields stand beside ``name``."""
+
+    name: str
+    payload: dict[str, Any] = {}
+
+
+class Final(Item, kw_only=True, frozen=True, tag="final"):
+    """The fence of a completed run. ``message`` is the last round's."""
+
+    MODES: ClassVar[Mode] = ALL
+    message: dict[str, Any] | None = None
+    rounds: int = 0
+    usage: dict[str, Any] | None = None
+    cost: dict[str, Any] | None = None
+    hermes_session_id: str | None = None
+    metadata: dict[str, Any] = {}
+
+
+class Failed(Item, kw_only=True, frozen=True, tag="failed"):
+    """The fence of a failed run. ``partial`` is the merged message so far."""
+
+    MODES: ClassVar[Mode] = ALL
+    code: str
+    message: str
+    retryable: bool = False
+    partial: dict[str, Any] | None = None
+    usage: dict[str, Any] | None = None
+    cost: dict[str, Any] | None = None
+    hermes_session_id: str | None = None
+
+
+class Cancelled(Item, kw_only=True, frozen=True, tag="cancelled"):
+    """The fence of a cancelled run. ``partial`` is the merged message so far."""
+
+    MODES: ClassVar[Mode] = ALL
+    code: str = "cancelled"
+    message: str = "the run was cancelled"
+    retryable: bool = False
+    partial: dict[str, Any] | None = None
+    usage: dict[str, Any] | None = None
+    cost: dict[str, Any] | None = None
+    hermes_session_id: str | None = None
+
+
+StreamItem: TypeAlias = (
+    MessageDelta
+    | ReasoningDelta
+    | RefusalDelta
+    | Annotation
+    | Message
+    | ToolCallDelta
+    | ToolStarted
+    | ToolProgress
+    | ToolCompleted
+    | ToolFailed
+    | Usage
+    | Cost
+    | Cache
+    | Summary
+    | Event
+    | Final
+    | Failed
+    | Cancelled
+)
+
+
+class Raw(msgspec.Struct, frozen=True):
+    """An item kept as it came: of a type that this version does not know, or passed on with its unknown fields.
+
+    ``fields`` are all fields but type, ``run_id`` and ``seq``; ``ts`` and ``component_id`` among them if present.
+    """
+
+    type: str
+    fields: dict[str, Any]
+
+
+class Encoded(NamedTuple):
+    """An item in its stored form."""
+
+    type: str
+    data: bytes
+
+
+class Entry(NamedTuple):
+    """An item as it was read from the log, still in its stored form. ``type`` is ``bytes``: nothing is decoded."""
+
+    seq: int
+    type: bytes
+    data: bytes
+
+
+TYPES: dict[str, type[Item]] = {str(c.__struct_config__.tag): c for c in StreamItem.__args__}
+FENCES = frozenset({"final", "failed", "cancelled"})
+STATUS_OF_FENCE = {"final": "completed", "failed": "failed", "cancelled": "cancelled"}
+_MODES: dict[bytes, Mode] = {name.encode(): cls.MODES for name, cls in TYPES.items()}
+
+
+def modes_of(type_: bytes) -> Mode:
+    """The modes of an item type. Unknown types, from a newer worker, are shown under ``events``."""
+    return _MODES.get(type_, Mode.EVENTS)
+
+
+def parse_modes(values: str | Iterable[str]) -> Mode:
+    """``"messages,tools"``, or several such strings → modes. Nothing named means ``events``, which is everything.
+
+    Raises ``UnknownMode``, listing the known ones.
+    """
+    if isinstance(values, str):
+        values = (values,)
+    names = [name.strip().lower() for value in values for name in value.split(",") if name.strip()]
+    modes = Mode(0)
+    for name in names:
+        member = Mode.__members__.get(name.upper())
+        if member is None:
+            known = ", ".join(m.lower() for m in Mode.__members__)
+            raise UnknownMode(f"unknown mode {name[:64]!r}: the modes are {known}", field="modes")
+        modes |= member
+    return modes or Mode.EVENTS
+
+
+_encoder = msgspec.json.Encoder()
+_decoders: dict[str, msgspec.json.Decoder[Any]] = {n: msgspec.json.Decoder(c) for n, c in TYPES.items() if n != "event"}
+_object_decoder = msgspec.json.Decoder(dict[str, Any])
+_PREFIX: dict[type, int] = {c: len(b'{"type":"%b",' % n.encode()) for n, c in TYPES.items()}
+_ENVELOPE = ("ts", "component_id", "parent_run_id", "session_id")
+
+
+def _escape(data: bytes) -> bytes:
+    if b"\xe2\x80" in data:
+        data = data.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
+    if b"\xc2\x85" in data:
+        data = data.replace(b"\xc2\x85", b"\\u0085")
+    return data
+
+
+def _scrub(value: Any) -> Any:
+    """Lone surrogates, which no UTF-8 can carry, become U+FFFD."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, Mapping):
+        return {_scrub(k): _scrub(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_scrub(v) for v in value]
+    return value
+
+
+def _dump(value: Any) -> bytes:
+    try:
+        return _encoder.encode(value)
+    except UnicodeEncodeError:
+        return _encoder.encode(_scrub(msgspec.to_builtins(value)))
+    except (TypeError, msgspec.MsgspecError, OverflowError) as error:
+        raise InvalidItem(f"this item has a value that JSON cannot carry: {error}") from error
+
+
+def encode(item: Item | Raw, *, ts: float = 0.0) -> Encoded:
+    """An item → its stored form. ``ts`` is used where the item was not stamped.
+
+    Raises ``InvalidItem`` where a value has no JSON form.
+    """
+    if isinstance(item, Raw):
+        return Encoded(item.type, _encode_fields(item.fields, ts))
+    if isinstance(item, Event):
+        return Encoded("event", _encode_fields(_event_fields(item), ts))
+    if not item.ts:
+        item = msgspec.structs.replace(item, ts=ts)
+    data = b"{" + _dump(item)[_PREFIX[type(item)] :]
+    return Encoded(str(type(item).__struct_config__.tag), _escape(data))
+
+
+def _event_fields(item: Event) -> dict[str, Any]:
+    head = {name: v for name in _ENVELOPE if (v := getattr(item, name)) is not UNSET}
+    return {**head, "name": item.name, **{k: v for k, v in item.payload.items() if k not in head and k != "name"}}
+
+
+def _encode_fields(fields: Mapping[str, Any], ts: float) -> bytes:
+    rest = {k: v for k, v in fields.items() if k not in ("ts", "component_id", "type", "run_id", "seq")}
+    head = {"ts": fields.get("ts") or ts, "component_id": fields.get("component_id") or "agent"}
+    return _escape(_dump({**head, **rest}))
+
+
+def decode(type_: str | bytes, data: bytes) -> StreamItem | Raw:
+    """Stored form → item. Types that this version does not know come back as ``Raw``.
+
+    Raises ``InvalidItem`` where a known type lacks a field or has one of the wrong type.
+    """
+    name = type_.decode() if isinstance(type_, bytes) else type_
+    try:
+        if name == "event":
+            return _decode_event(_object_decoder.decode(data))
+        if name not in _decoders:
+            return Raw(name, _object_decoder.decode(data))
+        # The tag is not stored, and a decoder of one tagged type accepts an object without it.
+        item: StreamItem = _decoders[name].decode(data)
+        return item
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InvalidItem(f"not a valid {name} item: {error}") from error
+
+
+def _decode_event(fields: dict[str, Any]) -> Event:
+    name = fields.pop("name", None)
+    if not isinstance(name, str):
+        raise InvalidItem("not a valid event item: it needs a name, a string")
+    head = {k: fields.pop(k) for k in _ENVELOPE if k in fields}
+    return msgspec.convert({"type": "event", "name": name, "payload": fields, **head}, Event)
+
+
+def from_fields(type_: str, fields: Mapping[str, Any]) -> Raw:
+    """Type and fields as a caller gave them → an item to publish, its unknown fields kept.
+
+    Raises ``InvalidItem`` where the type's name is not allowed or a known type's fields are wrong.
+    """
+    check_type(type_)
+    raw = Raw(type_, dict(fields))
+    decode(type_, encode(raw, ts=1.0).data)
+    return raw
+
+
+_NAME = frozenset("abcdefghijklmnopqrstuvwxyz_.")
+
+
+def check_type(type_: str) -> None:
+    """Raises ``InvalidItem`` where ``type_`` is no possible item type (``[a-z_.]{1,64}``, no control name)."""
+    if not 1 <= len(type_) <= 64 or not _NAME.issuperset(type_):
+        raise InvalidItem(f"{type_[:80]!r} is no item type: 1 to 64 of a-z, “_” and “.” are allowed", field="type")
+    if type_ in CONTROL_EVENTS:
+        raise InvalidItem(f"{type_!r} is a control frame of the wire, no item type", field="type")
