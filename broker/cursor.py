@@ -85,15 +85,14 @@ def resolve(raw: str | None, run_id: str, bounds: Bounds, start: Start = Start.S
     | else | what follows it |
     """
     if raw is None and start is Start.NOW:
-        # An ended run has nothing to come but its fence, which everybody gets.
-        after = max(bounds.last - 1, 0) if bounds.ended else bounds.last
-        return Resume(after=after, announce=True)
-    after = 0 if raw is None else parse(raw, run_id)
-    if isinstance(after, int) and after > bounds.last:
-        after = "ahead"
-    reset = after if isinstance(after, str) else None
-    if isinstance(after, str):
-        after = 0
+        # An ended run has nothing to come but its fence, which everybody gets while it is kept.
+        position = bounds.last - 1 if bounds.ended else bounds.last
+        return Resume(after=max(position, bounds.first - 1, 0), announce=True)
+    parsed: int | str = 0 if raw is None else parse(raw, run_id)
+    if isinstance(parsed, int) and parsed > bounds.last:
+        parsed = "ahead"
+    reset = parsed if isinstance(parsed, str) else None
+    after = parsed if isinstance(parsed, int) else 0
     if bounds.ended and after == bounds.last and after > 0:
         return Resume(after=after, done=True)
     needed = after + 1

@@ -48,8 +48,10 @@ __all__ = [
     "ToolProgress",
     "ToolStarted",
     "Usage",
+    "check_type",
     "decode",
     "encode",
+    "escape",
     "from_fields",
     "modes_of",
     "parse_modes",
@@ -81,6 +83,8 @@ class Item(msgspec.Struct, kw_only=True, frozen=True, tag_field="type"):
     component_id: str = "agent"
     parent_run_id: str | UnsetType = UNSET
     session_id: str | UnsetType = UNSET
+    truncated_bytes: int | UnsetType = UNSET
+    """Set where a field was too long to be stored: how many bytes were cut (see ``broker.limits``)."""
 
 
 class _Delta(Item, kw_only=True, frozen=True):
@@ -320,11 +324,17 @@ def parse_modes(values: str | Iterable[str]) -> Mode:
 _encoder = msgspec.json.Encoder()
 _decoders: dict[str, msgspec.json.Decoder[Any]] = {n: msgspec.json.Decoder(c) for n, c in TYPES.items() if n != "event"}
 _object_decoder = msgspec.json.Decoder(dict[str, Any])
-_PREFIX: dict[type, int] = {c: len(b'{"type":"%b",' % n.encode()) for n, c in TYPES.items()}
-_ENVELOPE = ("ts", "component_id", "parent_run_id", "session_id")
+_STORED: dict[type, tuple[str, int]] = {
+    c: (n, len(b'{"type":"%b",' % n.encode())) for n, c in TYPES.items() if n != "event"
+}
+"""Class → type, and where its encoding goes on behind the tag, which is not stored."""
+_ENVELOPE = ("ts", "component_id", "parent_run_id", "session_id", "truncated_bytes")
 
 
-def _escape(data: bytes) -> bytes:
+def escape(data: bytes) -> bytes:
+    """JSON → the same JSON without the three line separators that ``str.splitlines()`` knows beyond CR and LF."""
+    if data.isascii():  # ten times as fast as looking for them
+        return data
     if b"\xe2\x80" in data:
         data = data.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
     if b"\xc2\x85" in data:
@@ -346,10 +356,19 @@ def _scrub(value: Any) -> Any:
 def _dump(value: Any) -> bytes:
     try:
         return _encoder.encode(value)
-    except UnicodeEncodeError:
-        return _encoder.encode(_scrub(msgspec.to_builtins(value)))
-    except (TypeError, msgspec.MsgspecError, OverflowError) as error:
+    except Exception as error:
+        return _dump_mended(value, error)
+
+
+def _dump_mended(value: Any, error: Exception) -> bytes:
+    if isinstance(error, UnicodeEncodeError):
+        try:
+            return _encoder.encode(_scrub(msgspec.to_builtins(value)))
+        except Exception as second:
+            error = second
+    if isinstance(error, (TypeError, ValueError, OverflowError, RecursionError)):
         raise InvalidItem(f"this item has a value that JSON cannot carry: {error}") from error
+    raise error
 
 
 def encode(item: Item | Raw, *, ts: float = 0.0) -> Encoded:
@@ -357,14 +376,27 @@ def encode(item: Item | Raw, *, ts: float = 0.0) -> Encoded:
 
     Raises ``InvalidItem`` where a value has no JSON form.
     """
+    stored = _STORED.get(type(item))
+    if stored is None:
+        return _encode_loose(item, ts)
+    name, start = stored
+    try:
+        data = _encoder.encode(item)
+    except Exception as error:
+        data = _dump_mended(item, error)
+    if item.ts:  # type: ignore[union-attr]  # only classes of items are in the table
+        return Encoded(name, escape(b"{" + data[start:]))
+    # Spliced into the bytes: a stamped copy of the item would cost more than its encoding.
+    return Encoded(name, escape(b'{"ts":' + _encoder.encode(ts) + data[data.index(b",", start) :]))
+
+
+def _encode_loose(item: Item | Raw, ts: float) -> Encoded:
+    """The types without a fixed set of fields, and subclasses that somebody made of the others."""
     if isinstance(item, Raw):
         return Encoded(item.type, _encode_fields(item.fields, ts))
     if isinstance(item, Event):
         return Encoded("event", _encode_fields(_event_fields(item), ts))
-    if not item.ts:
-        item = msgspec.structs.replace(item, ts=ts)
-    data = b"{" + _dump(item)[_PREFIX[type(item)] :]
-    return Encoded(str(type(item).__struct_config__.tag), _escape(data))
+    raise InvalidItem(f"{type(item).__name__} is no item class: use one of broker.items, or Raw")
 
 
 def _event_fields(item: Event) -> dict[str, Any]:
@@ -375,7 +407,7 @@ def _event_fields(item: Event) -> dict[str, Any]:
 def _encode_fields(fields: Mapping[str, Any], ts: float) -> bytes:
     rest = {k: v for k, v in fields.items() if k not in ("ts", "component_id", "type", "run_id", "seq")}
     head = {"ts": fields.get("ts") or ts, "component_id": fields.get("component_id") or "agent"}
-    return _escape(_dump({**head, **rest}))
+    return escape(_dump({**head, **rest}))
 
 
 def decode(type_: str | bytes, data: bytes) -> StreamItem | Raw:
@@ -383,7 +415,7 @@ def decode(type_: str | bytes, data: bytes) -> StreamItem | Raw:
 
     Raises ``InvalidItem`` where a known type lacks a field or has one of the wrong type.
     """
-    name = type_.decode() if isinstance(type_, bytes) else type_
+    name = type_.decode(errors="replace") if isinstance(type_, bytes) else type_
     try:
         if name == "event":
             return _decode_event(_object_decoder.decode(data))
@@ -392,7 +424,7 @@ def decode(type_: str | bytes, data: bytes) -> StreamItem | Raw:
         # The tag is not stored, and a decoder of one tagged type accepts an object without it.
         item: StreamItem = _decoders[name].decode(data)
         return item
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidItem(f"not a valid {name} item: {error}") from error
 
 
@@ -411,8 +443,29 @@ def from_fields(type_: str, fields: Mapping[str, Any]) -> Raw:
     """
     check_type(type_)
     raw = Raw(type_, dict(fields))
-    decode(type_, encode(raw, ts=1.0).data)
+    data = encode(raw, ts=1.0).data
+    decode(type_, data)
+    if type_ not in TYPES:
+        _check_envelope(type_, data)
     return raw
+
+
+class _Envelope(msgspec.Struct):
+    ts: float
+    component_id: str
+    parent_run_id: str | UnsetType = UNSET
+    session_id: str | UnsetType = UNSET
+
+
+_envelope_decoder = msgspec.json.Decoder(_Envelope)
+
+
+def _check_envelope(type_: str, data: bytes) -> None:
+    """An unknown type's fields are its own, but the envelope means the same in all items."""
+    try:
+        _envelope_decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise InvalidItem(f"not a valid {type_} item: {error}") from error
 
 
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyz_.")

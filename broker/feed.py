@@ -1,0 +1,459 @@
+"""A feed: one run's fan-out in this process. Everything here but the reads happens within one event-loop step."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from broker import metrics
+from broker.chunks import Chunk
+from broker.errors import RunNotFound, StoreUnavailable
+from broker.items import FENCES, STATUS_OF_FENCE, Entry, Mode, modes_of
+from broker.tail import RawEntries, Subscription
+from broker.viewer import Format, Framing, Viewer
+from broker.window import Place, Window, above
+
+if TYPE_CHECKING:
+    from broker.hub import Hub
+    from broker.records import RunRecord
+
+__all__ = ["Feed"]
+
+_FENCE_TYPES = frozenset(name.encode() for name in FENCES)
+_SUSPECT_PAUSE = 0.25
+_AWAY_PAUSE = 0.25
+_LAG_PAUSE = 0.02
+
+
+class Group:
+    """Live viewers that receive the same bytes."""
+
+    __slots__ = ("format", "framing", "hidden", "hidden_since", "last_write", "modes", "viewers")
+
+    def __init__(self, format: Format, modes: Mode, framing: Framing) -> None:
+        self.format, self.modes, self.framing = format, modes, framing
+        self.viewers: dict[Viewer, None] = {}
+        self.hidden = 0
+        self.hidden_since = 0.0
+        self.last_write = time.monotonic()
+
+    def write(self, payload: Any) -> None:
+        if not payload:
+            return
+        self.last_write = time.monotonic()
+        framed = self.framing(payload)
+        for viewer in self.viewers:
+            viewer.write(framed)
+
+    def hide(self, count: int) -> None:
+        if count and not self.hidden:
+            self.hidden_since = time.monotonic()
+        self.hidden += count
+
+
+class Feed:
+    """``window.seq`` is where all live viewers stand; ``epoch`` is the log's as it was last verified."""
+
+    def __init__(self, hub: Hub, run_id: str, *, last: int, average: int, epoch: int) -> None:
+        self.hub, self.run_id, self.epoch = hub, run_id, epoch
+        self._run = run_id.encode()
+        self._average = average or 256
+        self.window = Window(last, hub.settings.window_bytes)
+        self.viewers: dict[Viewer, None] = {}
+        self.groups: dict[tuple[str, Mode, Framing], Group] = {}
+        self.ahead: dict[Viewer, None] = {}
+        self.ended = False
+        """The tail has seen the fence."""
+        self._subscription: Subscription | None = None
+        self._suspect: asyncio.Task[None] | None = None
+        self._broadcasting = False
+        self._leaving: list[Viewer] = []
+        self._reading: dict[int, asyncio.Task[Chunk]] = {}
+
+    # Coming and going.
+
+    @property
+    def following(self) -> bool:
+        return self._subscription is not None
+
+    def enter(self, viewer: Viewer, *, follow: bool) -> None:
+        viewer.feed = self
+        self.viewers[viewer] = None
+        if follow and not self.following and not self.ended and self._suspect is None:
+            self._follow()
+
+    def leave(self, viewer: Viewer) -> None:
+        self.detach(viewer)
+        self.viewers.pop(viewer, None)
+        viewer.feed = None
+
+    def close(self) -> None:
+        self._unfollow()
+        if self._suspect is not None:
+            self._suspect.cancel()
+        for task in self._reading.values():
+            task.cancel()
+
+    def _follow(self) -> None:
+        key, after = self.hub.log.items_key(self.run_id), b"%d-0" % self.window.seq
+        self._subscription = self.hub.tail.subscribe(key, after, self._on_entries, run_id=self.run_id)
+
+    def _unfollow(self) -> None:
+        if self._subscription is not None:
+            self._subscription.close()
+            self._subscription = None
+
+    async def serve(self, viewer: Viewer) -> None:
+        """Bring a viewer to the seam, attach it, and again whenever it was demoted, until it is finished."""
+        while not viewer.closed:
+            if viewer.live or viewer.paused:
+                await viewer.signalled()
+            elif not self.attach(viewer):
+                await self._catch_up(viewer)
+
+    # The seam.
+
+    def attach(self, viewer: Viewer) -> bool:
+        """Make a viewer live in this step, if the window holds its seq. False: it must read the log first."""
+        if not (self.following or self.ended):
+            return False
+        place = self.window.place(viewer.seq)
+        if place is Place.BEHIND or (place is Place.AHEAD and self.ended):
+            return False
+        if place is Place.AHEAD:
+            self.ahead[viewer] = None
+            viewer.live = True
+            return True
+        missing = self.window.since(viewer.seq)
+        if missing:
+            self._write(viewer, missing, None)
+        elif self.ended:
+            self._end(viewer)
+        if not (viewer.closed or viewer.paused):
+            self._join(viewer)
+        return True
+
+    def _join(self, viewer: Viewer) -> None:
+        key = (viewer.format.name, viewer.modes, viewer.framing)
+        group = self.groups.get(key)
+        if group is None:
+            group = self.groups[key] = Group(viewer.format, viewer.modes, viewer.framing)
+        group.viewers[viewer] = None
+        if viewer.hidden > group.hidden:
+            group.hide(viewer.hidden - group.hidden)
+        viewer.live = True
+
+    def detach(self, viewer: Viewer) -> None:
+        """Take a viewer out of the live group or the floor list; it then stands at its own ``seq``."""
+        if not viewer.live:
+            return
+        if self._broadcasting:
+            self._leaving.append(viewer)
+            return
+        viewer.live = False
+        if viewer in self.ahead:
+            del self.ahead[viewer]
+            return
+        key = (viewer.format.name, viewer.modes, viewer.framing)
+        group = self.groups.get(key)
+        if group is None or viewer not in group.viewers:
+            return
+        viewer.seq, viewer.hidden = self.window.seq, group.hidden
+        del group.viewers[viewer]
+        if not group.viewers:
+            del self.groups[key]
+
+    def demote(self, viewer: Viewer) -> None:
+        """A live viewer's socket is full: from here on it reads its own range, at its own pace."""
+        metrics.DEMOTED.inc()
+        self.detach(viewer)
+        viewer.signal()
+
+    # Live.
+
+    def _on_entries(self, raw: RawEntries) -> None:
+        batch: Sequence[Entry] = [Entry(int(id_[:-2]), fields[1], fields[3]) for id_, fields in raw]
+        batch = above(batch, self.window.seq)
+        if not batch:
+            return
+        self._broadcasting = True
+        try:
+            if batch[0].seq > self.window.seq + 1:
+                self._overtaken(batch)
+            self.window.push(batch)
+            self._broadcast(batch)
+        finally:
+            self._broadcasting = False
+        for viewer in self._leaving:
+            self.detach(viewer)
+        self._leaving.clear()
+        if batch[-1].type in _FENCE_TYPES:
+            self._end_all()
+
+    def _broadcast(self, batch: Sequence[Entry]) -> None:
+        rendered: dict[tuple[str, Mode], Any] = {}
+        for group in self.groups.values():
+            key = (group.format.name, group.modes)
+            payload = rendered.get(key)
+            if payload is None:
+                payload = rendered[key] = self._render(group.format, group.modes, batch)
+                metrics.RENDERS.inc()
+            if not group.modes & Mode.EVENTS:
+                payload = self._account(group, batch, payload)
+            group.write(payload)
+        for viewer in [v for v in self.ahead if v.seq < batch[-1].seq]:
+            del self.ahead[viewer]
+            viewer.live = False
+            self._write(viewer, above(batch, viewer.seq), None, end=False)
+            if not (viewer.closed or viewer.paused):
+                self._join(viewer)
+
+    def _account(self, group: Group, batch: Sequence[Entry], payload: Any) -> Any:
+        """Keep a filtered group's cursor moving: after so many hidden items, say where it stands."""
+        unseen = _trailing_hidden(batch, group.modes)
+        if unseen < len(batch):
+            group.hidden = 0
+        group.hide(unseen)
+        if group.hidden >= self.hub.settings.cursor_items and batch[-1].type not in _FENCE_TYPES:
+            group.hidden = 0
+            metrics.CONTROL_FRAMES.labels("cursor").inc(len(group.viewers))
+            payload = payload + group.format.cursor(self.run_id, batch[-1].seq)
+        return payload
+
+    def _overtaken(self, batch: Sequence[Entry]) -> None:
+        """Retention removed what the tail had not read yet: live viewers are told."""
+        requested, earliest, latest = self.window.seq, batch[0].seq, batch[-1].seq
+        for group in self.groups.values():
+            metrics.CONTROL_FRAMES.labels("gap").inc(len(group.viewers))
+            group.write(group.format.gap(self.run_id, requested, earliest, latest))
+        for viewer in self.ahead:
+            if viewer.seq + 1 < earliest:
+                viewer.send(viewer.format.gap(self.run_id, viewer.seq, earliest, latest))
+                viewer.seq = earliest - 1
+        self.window.restart(earliest - 1)
+
+    def _end_all(self) -> None:
+        self.ended = True
+        self._unfollow()
+        fence = self.window.since(self.window.seq - 1)[0]
+        status = STATUS_OF_FENCE[fence.type.decode()]
+        for group in list(self.groups.values()):
+            viewers = list(group.viewers)
+            self._group_write(group, group.format.end(self.run_id, status, fence.seq))
+            for viewer in viewers:
+                viewer.finish("end")
+        for viewer in self.viewers:
+            viewer.signal()
+
+    # One viewer.
+
+    def _render(self, format: Format, modes: Mode, entries: Sequence[Entry]) -> Any:
+        return format.items(self._run, entries, modes)
+
+    def _write(self, viewer: Viewer, entries: Sequence[Entry], payload: Any | None, *, end: bool = True) -> None:
+        """Write entries to one viewer, and the end behind the fence. ``payload`` is their rendering where it is known."""
+        if payload is None:
+            payload = self._render(viewer.format, viewer.modes, entries)
+        last = entries[-1]
+        viewer.seq = last.seq
+        fence = last.type in _FENCE_TYPES
+        if not fence and not viewer.modes & Mode.EVENTS:
+            unseen = _trailing_hidden(entries, viewer.modes)
+            viewer.hidden = unseen if unseen < len(entries) else viewer.hidden + unseen
+            if viewer.hidden >= self.hub.settings.cursor_items:
+                viewer.hidden = 0
+                metrics.CONTROL_FRAMES.labels("cursor").inc()
+                payload = payload + viewer.format.cursor(self.run_id, last.seq)
+        if fence and end:
+            payload = payload + viewer.format.end(self.run_id, STATUS_OF_FENCE[last.type.decode()], last.seq)
+        viewer.send(payload)
+        if fence and end:
+            viewer.finish("end")
+
+    def _end(self, viewer: Viewer) -> None:
+        fence = self.window.since(self.window.seq - 1)[0]
+        viewer.send(viewer.format.end(self.run_id, STATUS_OF_FENCE[fence.type.decode()], fence.seq))
+        viewer.finish("end")
+
+    # Catching up.
+
+    async def _catch_up(self, viewer: Viewer) -> None:
+        after = viewer.seq
+        try:
+            chunk = await self._read(after, viewer.compact)
+            if viewer.closed or viewer.seq != after or viewer.live:
+                return  # it left, or a rewind moved it meanwhile
+            if chunk.entries:
+                self._write_parts(viewer, chunk)
+            else:
+                await self._explain_nothing(viewer)
+        except StoreUnavailable:
+            await viewer.signalled(_AWAY_PAUSE)
+        except RunNotFound:
+            viewer.finish("gone")
+
+    def _write_parts(self, viewer: Viewer, chunk: Chunk) -> None:
+        """A part at a time, so that a slow socket is never given a whole read at once."""
+        if chunk.after == viewer.seq and chunk.first > viewer.seq + 1:
+            self._tell_gap(viewer, chunk.first, max(chunk.last, self.window.seq))
+            viewer.seq = chunk.after
+        for part, payload in chunk.behind(viewer, viewer.seq, self._render_for):
+            self._write(viewer, part, payload)
+            if viewer.paused or viewer.closed:
+                return
+
+    def _render_for(self, viewer: Viewer, entries: Sequence[Entry]) -> Any:
+        metrics.RENDERS.inc()
+        return self._render(viewer.format, viewer.modes, entries)
+
+    def _tell_gap(self, viewer: Viewer, earliest: int, latest: int) -> None:
+        metrics.CONTROL_FRAMES.labels("gap").inc()
+        viewer.send(viewer.format.gap(self.run_id, viewer.seq, earliest, latest))
+        viewer.seq = earliest - 1
+
+    async def _read(self, after: int, compacted: bool) -> Chunk:
+        """One byte-bounded read behind ``after``, shared with whoever is at the same place."""
+        known = self.hub.chunks.find(self.run_id, self.epoch, after, compacted)
+        if known is not None:
+            return known
+        task = self._reading.get(after)
+        if task is None:
+            task = self._reading[after] = asyncio.create_task(self._read_log(after))
+            task.add_done_callback(lambda done: self._read_done(after, done))
+        return await asyncio.shield(task)
+
+    def _read_done(self, after: int, task: asyncio.Task[Chunk]) -> None:
+        self._reading.pop(after, None)
+        if not task.cancelled():
+            task.exception()  # whoever still waits gets it; nobody waiting is no fault
+
+    async def _read_log(self, after: int) -> Chunk:
+        s, epoch = self.hub.settings, self.epoch
+        async with self.hub.reads:
+            metrics.RANGE_READS.inc()
+            limit = max(1, min(s.read_bytes // max(self._average, 1), s.read_items))
+            chunk = Chunk(after, await self.hub.log.read(self.run_id, after, limit=limit))
+        if chunk.entries:
+            self._average = max(chunk.size // len(chunk.entries), 1)
+            self.hub.chunks.put(self.run_id, epoch, chunk)
+        return chunk
+
+    async def _explain_nothing(self, viewer: Viewer) -> None:
+        """The log has nothing behind a viewer: expired, trimmed, rewound, or the tail is about to bring it."""
+        record, first = await self.hub.log.bounds(self.run_id)
+        if record.epoch != self.epoch or record.last < viewer.seq:
+            await self.verify()
+            if record.last < viewer.seq:
+                await viewer.signalled(_SUSPECT_PAUSE)
+        elif first > viewer.seq + 1:
+            self._tell_gap(viewer, first, record.last)
+            if record.is_ended and first > record.last:
+                # The fence's id is lost with its item; the cursor stops clients that would come back for ever.
+                viewer.send(
+                    viewer.format.cursor(self.run_id, record.last)
+                    + viewer.format.end(self.run_id, record.status, record.last)
+                )
+                viewer.finish("end")
+        elif record.is_ended and viewer.seq >= record.last:
+            viewer.send(viewer.format.end(self.run_id, record.status, record.last))
+            viewer.finish("end")
+        elif not self.following and not self.ended and self._suspect is None and not record.is_ended:
+            self.window.restart(record.last)
+            self._follow()
+        else:
+            await viewer.signalled(_LAG_PAUSE if self._suspect is None else _SUSPECT_PAUSE)
+
+    # A store that rewound.
+
+    async def verify(self) -> None:
+        """Compare with the log after an interruption. Raises ``StoreUnavailable``, ``RunNotFound``."""
+        record, _ = await self.hub.log.bounds(self.run_id)
+        if record.epoch != self.epoch:
+            self._rewound(record)
+        elif record.last < self.window.seq:
+            # Lost items, and the epoch stands: their publisher may send them again. Until then nothing is sure.
+            self._unfollow()
+            if self._suspect is None:
+                self._suspect = asyncio.create_task(self._await_publisher())
+
+    async def _await_publisher(self) -> None:
+        while True:
+            await asyncio.sleep(_SUSPECT_PAUSE)
+            try:
+                record, _ = await self.hub.log.bounds(self.run_id)
+            except StoreUnavailable:
+                continue
+            except RunNotFound:
+                self.abandon("gone")
+                return
+            if record.epoch != self.epoch or record.last >= self.window.seq:
+                break
+        self._suspect = None
+        if record.epoch != self.epoch:
+            self._rewound(record)
+        if not self.following and not self.ended:
+            self._follow()
+
+    def _rewound(self, record: RunRecord) -> None:
+        """The epoch changed: whoever saw items beyond where the log was cut starts again."""
+        base = record.rewound_to if record.epoch == self.epoch + 1 else 0
+        self.epoch = record.epoch
+        for viewer in list(self.viewers):
+            stands = viewer.seq if not viewer.live or viewer in self.ahead else self.window.seq
+            if stands > base and not viewer.closed:
+                self.detach(viewer)
+                metrics.CONTROL_FRAMES.labels("reset").inc()
+                viewer.send(viewer.format.reset(self.run_id, "rewound"))
+                viewer.seq = viewer.hidden = 0
+                viewer.signal()
+        if self.window.seq > base:
+            self.ended = False
+            self.window.restart(base)
+            if self._subscription is not None:
+                self._subscription.move(b"%d-0" % base)
+
+    def abandon(self, reason: str) -> None:
+        for viewer in list(self.viewers):
+            viewer.finish(reason)
+
+    # Time.
+
+    def tick(self, now: float) -> None:
+        """Heartbeats in silence, cursors for hidden items, and an end for viewers that take nothing."""
+        s = self.hub.settings
+        for group in list(self.groups.values()):
+            if group.hidden and now - group.hidden_since >= s.cursor_seconds:
+                group.hidden = 0
+                metrics.CONTROL_FRAMES.labels("cursor").inc(len(group.viewers))
+                self._group_write(group, group.format.cursor(self.run_id, self.window.seq))
+            elif now - group.last_write >= s.heartbeat:
+                self._group_write(group, group.format.heartbeat)
+        for viewer in list(self.viewers):
+            if viewer.paused:
+                if now - viewer.paused_at >= s.stall_limit:
+                    viewer.finish("stalled")
+                    if viewer.abort is not None:
+                        viewer.abort()
+            elif (not viewer.live or viewer in self.ahead) and now - viewer.last_write >= s.heartbeat:
+                viewer.send(viewer.format.heartbeat)
+
+    def _group_write(self, group: Group, payload: Any) -> None:
+        self._broadcasting = True
+        try:
+            group.write(payload)
+        finally:
+            self._broadcasting = False
+        for viewer in self._leaving:
+            self.detach(viewer)
+        self._leaving.clear()
+
+
+def _trailing_hidden(entries: Sequence[Entry], modes: Mode) -> int:
+    count, wanted = 0, int(modes)
+    for entry in reversed(entries):
+        if int(modes_of(entry.type)) & wanted:
+            break
+        count += 1
+    return count

@@ -1,0 +1,115 @@
+"""The hub: fans out the runs of this process to their viewers.
+
+One ``Feed`` per run with viewers. Live viewers of a feed stand together at the window's seq, in groups of equal
+(format, modes, framing); a batch is rendered once per group and the same object is written to each of its sockets. A
+viewer that is behind reads the log in byte-bounded chunks, shared with others at the same place, until the window
+holds its seq; then it is attached in one event-loop step (docs/architecture.md, decisions 3, 5 and 6).
+
+A viewer whose socket is full leaves its group and reads its own range again once the socket has drained. Nobody is
+dropped in silence; a viewer that takes nothing for ``stall_limit`` seconds is cut and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+from broker import metrics
+from broker.chunks import ChunkCache
+from broker.errors import RunNotFound
+from broker.feed import Feed
+from broker.log import RunLog
+from broker.settings import Settings
+from broker.tail import Subscription, Tail
+from broker.viewer import Viewer
+
+__all__ = ["Hub"]
+
+_CACHE_BYTES = 4 << 20
+
+
+class Hub:
+    """``serve`` is called once per viewer; ``drain`` ends all of them."""
+
+    def __init__(self, run_log: RunLog, tail: Tail, settings: Settings) -> None:
+        self.log, self.tail, self.settings = run_log, tail, settings
+        self.reads = asyncio.Semaphore(settings.reads_at_once)
+        self.chunks = ChunkCache(_CACHE_BYTES)
+        self.feeds: dict[str, Feed] = {}
+        self._draining = False
+        self._ticker: asyncio.Task[None] | None = None
+        tail.on_reconnect = self._verify
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    async def serve(self, viewer: Viewer, *, ended: bool, last: int, average: int = 0, epoch: int = 0) -> None:
+        """Serve a viewer until it has the fence, leaves, is cut, or the process drains; ``viewer.reason`` says which.
+
+        ``ended``, ``last``, ``epoch`` and ``average`` (bytes an item) are the run's as just read from the log.
+        Cancellation detaches the viewer. Never raises for a store that is away: the viewer waits for its return.
+        """
+        if self._draining:
+            self._send_off(viewer)
+            return
+        feed = self.feeds.get(viewer.run_id)
+        if feed is None:
+            feed = self.feeds[viewer.run_id] = Feed(self, viewer.run_id, last=last, average=average, epoch=epoch)
+            metrics.FEEDS.inc()
+        if self._ticker is None:
+            self._ticker = asyncio.create_task(self._tick_forever(), name="hub ticker")
+        metrics.VIEWERS.inc()
+        feed.enter(viewer, follow=not ended)
+        try:
+            await feed.serve(viewer)
+        finally:
+            feed.leave(viewer)
+            metrics.VIEWERS.dec()
+            if not feed.viewers and self.feeds.get(viewer.run_id) is feed:
+                del self.feeds[viewer.run_id]
+                metrics.FEEDS.dec()
+                feed.close()
+
+    @property
+    def viewers(self) -> int:
+        return sum(len(feed.viewers) for feed in self.feeds.values())
+
+    def drain(self) -> None:
+        """End every stream at a frame boundary, each with a jittered ``retry:``; viewers come back elsewhere."""
+        if self._draining:
+            return
+        self._draining = True
+        for feed in list(self.feeds.values()):
+            for viewer in list(feed.viewers):
+                feed.detach(viewer)
+                self._send_off(viewer)
+
+    def _send_off(self, viewer: Viewer) -> None:
+        retry = int(self.settings.retry_ms * random.uniform(0.5, 1.5))  # noqa: S311
+        viewer.send(viewer.format.retry(retry))
+        viewer.finish("drain")
+
+    async def aclose(self) -> None:
+        self.drain()
+        if self._ticker is not None:
+            self._ticker.cancel()
+            await asyncio.gather(self._ticker, return_exceptions=True)
+
+    async def _tick_forever(self) -> None:
+        pause = min(0.5, self.settings.heartbeat / 4, self.settings.cursor_seconds / 4)
+        while True:
+            await asyncio.sleep(pause)
+            now = time.monotonic()
+            for feed in list(self.feeds.values()):
+                feed.tick(now)
+
+    async def _verify(self, subscriptions: list[Subscription]) -> None:
+        """A lane has (re)connected: was any of its logs rewound meanwhile?"""
+        feeds = [f for s in subscriptions if s.run_id is not None and (f := self.feeds.get(s.run_id)) is not None]
+        for feed in feeds:
+            try:
+                await feed.verify()
+            except RunNotFound:
+                feed.abandon("gone")

@@ -1,0 +1,118 @@
+"""The queue: runs that wait for a worker, one stream with one consumer group.
+
+An entry is a hint, the record is the truth: claiming is a compare-and-set on the record, so an entry that comes twice,
+late, or for a run that was cancelled is refused there and deleted. An entry is acknowledged and deleted when it was
+claimed or its claim refused. One that a worker took and then died with is taken by another worker after
+``requeue_after`` seconds; one that never was written, or was lost, is written again by the sweep.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from broker.errors import StoreError
+from broker.redis import Link, Store
+
+__all__ = ["Queue", "Taken"]
+
+GROUP = b"workers"
+_GRACE = 2.0
+
+
+class Taken(NamedTuple):
+    """An entry of the queue, now this consumer's."""
+
+    entry_id: str
+    run_id: str
+    attempt: int
+
+
+class Queue:
+    """The queue that the settings name."""
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._clock = clock
+        self._key = store.keys.queue(store.settings.queue)
+        self._looked = float("-inf")
+        self._cursor = b"0-0"
+
+    @property
+    def key(self) -> bytes:
+        return self._key
+
+    async def put(self, run_id: str, attempt: int) -> str:
+        """Append an entry; returns its id. After ``StoreUnavailable`` it may be there: another one does no harm."""
+        entry: bytes = await self._store.call(b"XADD", self._key, b"*", b"run", run_id, b"attempt", attempt)
+        return entry.decode()
+
+    async def take(self, link: Link, consumer: str, *, block_ms: int) -> Taken | None:
+        """The next entry, or ``None`` after ``block_ms`` of none. Whoever takes one claims it and then calls ``done``.
+
+        What another consumer took and left lying for ``requeue_after`` seconds comes first; it is looked for when
+        that long has passed since the last look. Cancelled: the link is closed, and an entry that was on its way is
+        taken by somebody else later. Raises ``StoreUnavailable``.
+        """
+        idle = self._store.settings.requeue_after
+        if self._clock() - self._looked >= idle and (left := await self.reclaim(consumer, idle)) is not None:
+            return left
+        options = (b"COUNT", 1, b"BLOCK", block_ms, b"STREAMS", self._key, b">")
+        try:
+            reply = await link.call(
+                b"XREADGROUP", b"GROUP", GROUP, consumer, *options, deadline=block_ms / 1000 + _GRACE
+            )
+        except StoreError as error:
+            await self._make_group(error)
+            return None
+        return await self._first(reply[0][1]) if reply else None
+
+    async def reclaim(self, consumer: str, idle: float) -> Taken | None:
+        """One entry that was taken ``idle`` seconds ago and left lying, now this consumer's; ``None``: there is none."""
+        command = (b"XAUTOCLAIM", self._key, GROUP, consumer, int(idle * 1000), self._cursor, b"COUNT", 1)
+        try:
+            reply = await self._store.call(*command)
+        except StoreError as error:
+            await self._make_group(error)
+            return None
+        self._cursor = reply[0]
+        taken = await self._first(reply[1])
+        if taken is None:
+            self._looked = self._clock()
+        return taken
+
+    async def done(self, entry_id: str) -> None:
+        """Acknowledge and delete it: its claim was granted or refused. Repeatable."""
+        await self._store.pipeline([(b"XACK", self._key, GROUP, entry_id), (b"XDEL", self._key, entry_id)], atomic=True)
+
+    async def lacking(self, entries: Sequence[str]) -> list[bool]:
+        """For each entry id (``""``: none was noted), whether the queue holds it no more."""
+        asked = [(b"XRANGE", self._key, entry, entry) for entry in entries if entry]
+        found = iter(await self._store.pipeline(asked) if asked else [])
+        return [not next(found) if entry else True for entry in entries]
+
+    async def size(self) -> int:
+        """Entries in the queue, taken ones included."""
+        return int(await self._store.call(b"XLEN", self._key))
+
+    async def _first(self, entries: Sequence[Any]) -> Taken | None:
+        for entry_id, fields in entries:
+            if fields is None:
+                continue  # it was deleted while it was on its way
+            values = dict(zip(fields[::2], fields[1::2], strict=False))
+            run_id, attempt = values.get(b"run", b""), values.get(b"attempt", b"")
+            if run_id and attempt.isdigit():
+                return Taken(entry_id.decode(), run_id.decode("utf-8", "replace"), int(attempt))
+            await self.done(entry_id.decode())  # nobody can make anything of it
+        return None
+
+    async def _make_group(self, error: StoreError) -> None:
+        """The answer to NOGROUP: this queue's first consumer, or somebody deleted the stream. Other errors go on."""
+        if getattr(error, "kind", "") != "NOGROUP":
+            raise error
+        try:
+            await self._store.call(b"XGROUP", b"CREATE", self._key, GROUP, b"0", b"MKSTREAM")
+        except StoreError as refused:
+            if getattr(refused, "kind", "") != "BUSYGROUP":
+                raise

@@ -1,0 +1,143 @@
+"""A run's record: the hash that ``create`` makes and the other scripts keep, as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from broker.errors import StoreError
+
+__all__ = ["ENDED", "STATUSES", "Beat", "RunRecord", "pairs", "parse_record"]
+
+STATUSES = ("queued", "running", "completed", "failed", "cancelled")
+ENDED = frozenset({"completed", "failed", "cancelled"})
+
+
+class Beat(NamedTuple):
+    """What the store says to a beat: the log's end and epoch, and whether a cancel was asked for."""
+
+    last: int
+    epoch: int
+    cancel_requested: bool
+
+
+class RunRecord(msgspec.Struct, kw_only=True, frozen=True):
+    """A run as it stood when it was read. Times are seconds since the epoch, by the store's clock; ``None``: not yet.
+
+    ``beat`` is opaque: it moves while the run's owner is heard of, and a takeover compares it. ``usage`` holds the
+    token counts so far, ``cost`` the ``total``, ``currency`` and ``estimated`` so far. ``outcome`` is
+    ``{"type", "seq", "item"}``: the fence.
+    """
+
+    run_id: str
+    status: str
+    runner: str
+    owner: str
+    attempt: int
+    epoch: int
+    rewound_to: int
+    first: int
+    last: int
+    bytes: int
+    beat: str
+    cancel_requested: float | None
+    created: float
+    started: float | None
+    ended: float | None
+    session_id: str | None
+    principal: str
+    request: dict[str, Any]
+    metadata: dict[str, str]
+    on_worker_lost: str
+    deadline_s: float | None
+    usage: dict[str, Any] | None
+    cost: dict[str, Any] | None
+    outcome: dict[str, Any] | None
+    queue_entry: str
+
+    @property
+    def ended_(self) -> bool:
+        """It has its fence, or lost its items since."""
+        return self.status in ENDED
+
+    is_ended = ended_
+
+
+_object = msgspec.json.Decoder(dict[str, Any])
+
+
+def pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
+    """``[field, value, …]``, as HGETALL answers, → a dict."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def parse_record(run_id: str, fields: Mapping[bytes, bytes]) -> RunRecord:
+    """The hash's fields → the record. Raises ``StoreError`` where somebody else wrote into it."""
+    try:
+        return _parse(run_id, fields)
+    except (KeyError, ValueError, msgspec.MsgspecError) as error:
+        raise StoreError(f"the record of run {run_id!r} is broken: {type(error).__name__}: {error}") from error
+
+
+def _parse(run_id: str, fields: Mapping[bytes, bytes]) -> RunRecord:
+    request = _object.decode(fields[b"request"])
+    return RunRecord(
+        run_id=run_id,
+        status=fields[b"status"].decode(),
+        runner=request.get("runner", "hermes"),
+        owner=fields[b"owner"].decode(),
+        attempt=int(fields[b"attempt"]),
+        epoch=int(fields[b"epoch"]),
+        rewound_to=int(fields[b"rewound_to"]),
+        first=int(fields[b"first"]),
+        last=int(fields[b"last"]),
+        bytes=int(fields[b"bytes"]),
+        beat=fields[b"beat"].decode(),
+        cancel_requested=_time(fields, b"cancel_requested"),
+        created=float(fields[b"created"]),
+        started=_time(fields, b"started"),
+        ended=_time(fields, b"ended"),
+        session_id=fields[b"session"].decode() or None,
+        principal=fields[b"principal"].decode(),
+        request=request,
+        metadata=request.get("metadata", {}),
+        on_worker_lost=fields[b"on_worker_lost"].decode(),
+        deadline_s=request.get("deadline_s"),
+        usage=_usage(_json(fields, b"usage")),
+        cost=_cost(_json(fields, b"cost")),
+        outcome=_json(fields, b"outcome"),
+        queue_entry=fields[b"queue_entry"].decode(),
+    )
+
+
+def _time(fields: Mapping[bytes, bytes], name: bytes) -> float | None:
+    value = fields.get(name)
+    return float(value) if value else None
+
+
+def _json(fields: Mapping[bytes, bytes], name: bytes) -> dict[str, Any] | None:
+    value = fields.get(name)
+    return _object.decode(value) if value else None
+
+
+_COUNTS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
+
+
+def _usage(item: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The newest ``usage`` item → the counts so far: its ``total``, or, where it has none, its own counts."""
+    if item is None:
+        return None
+    total = item.get("total")
+    return dict(total) if isinstance(total, dict) and total else {name: item.get(name) for name in _COUNTS}
+
+
+def _cost(item: dict[str, Any] | None) -> dict[str, Any] | None:
+    if item is None:
+        return None
+    return {
+        "total": item.get("total", item.get("amount")),
+        "currency": item.get("currency", "USD"),
+        "estimated": bool(item.get("estimated", False)),
+    }

@@ -1,0 +1,80 @@
+"""What somebody asks for when they start a run: the body of ``POST /v1/runs``, and its checks."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from broker.errors import InvalidRequest, ItemTooBig
+from broker.ids import check_id
+
+__all__ = ["RunInput", "RunRequest", "parse_request"]
+
+_Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+_Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class RunInput(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What the runner is given. ``approvals``: ``yolo`` runs every tool, ``ask`` asks before each dangerous one."""
+
+    message: str
+    model: str | None = None
+    provider: str | None = None
+    toolsets: list[str] | None = None
+    max_turns: _Positive | None = None
+    approvals: Literal["yolo", "ask"] = "yolo"
+    artifacts: list[Any] | None = None
+
+
+class RunRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A run to be made. Options of runners other than Hermes go into ``metadata``. ``deadline_s`` is in seconds."""
+
+    input: RunInput
+    runner: _Name = "hermes"
+    session_id: str | None = None
+    metadata: dict[str, str] = {}
+    on_worker_lost: Literal["fail", "retry"] = "fail"
+    deadline_s: Annotated[float, msgspec.Meta(gt=0, le=31_536_000)] | None = None
+
+    def check(self, max_bytes: int) -> None:
+        """What the types do not say. ``max_bytes`` bounds the request as it is stored.
+
+        Raises ``InvalidRequest`` (an empty message), ``InvalidId`` (the session's), ``ItemTooBig``.
+        """
+        if not self.input.message.strip():
+            raise InvalidRequest("the message is empty: say what the run is to do", field="input.message")
+        if self.session_id is not None:
+            check_id(self.session_id, "session_id")
+        message = len(self.input.message.encode("utf-8", "surrogatepass"))
+        if message > max_bytes:
+            raise ItemTooBig(f"the message has {message} bytes, {max_bytes} are allowed", field="input.message")
+        whole = len(self.encoded())
+        if whole > 2 * max_bytes:
+            raise ItemTooBig(f"the request has {whole} bytes, {2 * max_bytes} are allowed", field="metadata")
+
+    def encoded(self) -> bytes:
+        """Its one JSON form: two requests that mean the same have the same. Raises ``InvalidRequest``."""
+        try:
+            return msgspec.json.encode(self, order="deterministic")
+        except (UnicodeEncodeError, TypeError, msgspec.MsgspecError) as error:
+            raise InvalidRequest(f"the request has a value that JSON cannot carry: {error}") from error
+
+    def digest(self) -> str:
+        """SHA-256 of that form: what an idempotency key is bound to."""
+        return hashlib.sha256(self.encoded()).hexdigest()
+
+
+_decoder = msgspec.json.Decoder(RunRequest)
+
+
+def parse_request(body: bytes) -> RunRequest:
+    """The JSON body → the request, unchecked beyond its types. Raises ``InvalidRequest`` naming the field."""
+    try:
+        return _decoder.decode(body)
+    except msgspec.ValidationError as error:
+        reason, _, path = str(error).partition(" - at `$")
+        raise InvalidRequest(str(error), field=path.strip(".`") or None if reason else None) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the body is no JSON: {error}") from error

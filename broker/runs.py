@@ -1,0 +1,325 @@
+"""The run registry: create, find, cancel, claim, beat, take over. What a run is stands in its record.
+
+Every change is one script: it happens whole or not at all, and a call whose reply was lost may be made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+from broker.bus import Bus
+from broker.errors import (
+    ClaimRefused,
+    Fenced,
+    IdempotencyConflict,
+    InvalidRequest,
+    RunEnded,
+    RunExists,
+    RunNotFound,
+    Sealed,
+    StoreError,
+    StoreUnavailable,
+)
+from broker.fences import cancelled_fence, lost_fence, partial_of
+from broker.ids import IdMaker, check_id
+from broker.listing import list_runs
+from broker.log import RunLog
+from broker.queue import Queue
+from broker.records import Beat, RunRecord, pairs, parse_record
+from broker.redis import Store
+from broker.requests import RunRequest
+from broker.scripts import SCRIPTS
+from broker.settings import Settings
+
+__all__ = ["Beat", "Page", "RunRecord", "Runs"]
+
+Page: TypeAlias = tuple[list[RunRecord], str | None]
+"""Records, newest first, and the token of the page that follows."""
+
+_log = logging.getLogger("runcast.runs")
+
+_REFUSALS = {
+    b"gone": "it has no record",
+    b"ended": "it has ended",
+    b"claimed": "somebody else claimed it",
+    b"attempt": "that attempt is over",
+}
+
+
+class _Queued(Protocol):
+    """What is to be known of a run to mend it: a record, or a part of one."""
+
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def beat(self) -> str: ...
+    @property
+    def queue_entry(self) -> str: ...
+
+
+class Runs:
+    """The runs of one store. Every method raises ``StoreUnavailable`` where Redis is away, and ``InvalidId``."""
+
+    def __init__(self, store: Store, log: RunLog, bus: Bus, queue: Queue) -> None:
+        self.store, self.log, self.bus, self.queue = store, log, bus, queue
+        self._keys = store.keys
+        self._settings = store.settings
+        self._new_id = IdMaker()
+
+    async def create(
+        self,
+        request: RunRequest,
+        *,
+        run_id: str | None = None,
+        idempotency_key: str | None = None,
+        principal: str = "",
+        enqueue: bool = True,
+    ) -> tuple[RunRecord, bool]:
+        """Make a run and queue it; returns its record and whether this call made it.
+
+        With ``idempotency_key`` the same request of the same principal makes one run however often it comes, and
+        mends a run that never reached the queue. The record comes first, then the queue's entry; where the latter
+        fails, or the process dies between, the run is queued by the sweep. ``enqueue=False``: the caller claims it.
+
+        Raises ``InvalidRequest``, ``ItemTooBig``, ``RunExists``, ``IdempotencyConflict``.
+        """
+        request.check(self._settings.item_max_bytes)
+        if idempotency_key is not None:
+            if run_id is not None:
+                raise InvalidRequest("give a run id or an idempotency key, not both", field="run_id")
+            record, created = await self._create_once(request, idempotency_key, principal)
+        else:
+            run_id = self._new_id() if run_id is None else check_id(run_id)
+            reply = await self._create(request, run_id, principal)
+            if reply[0] == b"EXISTS":
+                raise RunExists(f"there is a run {run_id!r} already: ids are not reused while their record lives")
+            record, created = parse_record(run_id, pairs(reply[2])), True
+        if created and enqueue:
+            try:
+                await self._enqueue(record.run_id, record.attempt)
+            except StoreUnavailable as error:
+                _log.warning("run %s waits for the sweep to queue it: %s", record.run_id, error)
+        return record, created
+
+    async def _create_once(self, request: RunRequest, key: str, principal: str) -> tuple[RunRecord, bool]:
+        whose = principal.encode()
+        digest = hashlib.sha256(b"%d:%b:%b" % (len(whose), whose, key.encode("utf-8", "replace"))).hexdigest()
+        partition = self._keys.partition(digest)
+        entry = self._keys.idempotency(partition, digest)
+        stale = ""
+        while True:
+            run_id = self._new_id.in_partition(partition, self._keys.partitions)
+            reply = await self._create(request, run_id, principal, (entry, stale))
+            if reply[0] == b"OK":
+                return parse_record(run_id, pairs(reply[2])), True
+            if reply[0] == b"EXISTS":
+                continue  # drawn twice; the next one differs
+            known = reply[1].decode()
+            record = await self.find(known)
+            if record is None:
+                stale = known  # its record is gone: the key is free again
+                continue
+            if reply[0] == b"CONFLICT":
+                raise IdempotencyConflict(
+                    f"this idempotency key made run {known!r} from another body: use a new key for a new request"
+                )
+            if record.status == "queued":
+                await self.mend([record])
+            return record, False
+
+    async def _create(
+        self, request: RunRequest, run_id: str, principal: str, once: tuple[bytes, str] | None = None
+    ) -> Sequence[Any]:
+        p = self._keys.partition(run_id)
+        keys = [*self._own_keys(run_id), self._keys.live(p), self._keys.runs(p), self._keys.bus(p)]
+        args: list[Any] = [run_id, request.encoded(), request.session_id or "", principal, request.on_worker_lost]
+        args.append(_limits(self._settings))
+        if once is not None:
+            keys.append(once[0])
+            args += [request.digest(), once[1]]
+        reply: Sequence[Any] = await self.store.script(SCRIPTS["create"], keys, args)
+        return reply
+
+    async def find(self, run_id: str) -> RunRecord | None:
+        """The record, or ``None``."""
+        flat = await self.store.call(b"HGETALL", self._keys.run(check_id(run_id)))
+        return parse_record(run_id, pairs(flat)) if flat else None
+
+    async def get(self, run_id: str) -> RunRecord:
+        """The record. Raises ``RunNotFound``."""
+        record = await self.find(run_id)
+        if record is None:
+            raise RunNotFound(run_id)
+        return record
+
+    async def list(
+        self, *, status: str | None = None, session_id: str | None = None, limit: int = 50, before: str | None = None
+    ) -> Page:
+        """Runs, newest first, and the token of the next page (to be passed as ``before``) or ``None``.
+
+        A page that a filter thinned out may be short, even empty, and have a next one. Raises ``BadRequest``.
+        """
+        return await list_runs(self.store, status=status, session_id=session_id, limit=limit, before=before)
+
+    async def cancel(self, run_id: str) -> RunRecord:
+        """Ask a run to stop, durably: a queued run ends at once, a running one when its worker hears of it.
+
+        Repeatable: also once the run has ended as cancelled by such a request. Returns the record as it is then.
+        Raises ``RunNotFound``, ``RunEnded``.
+        """
+        record = await self.get(run_id)
+        partial = await self._partial(record) if record.status == "queued" else None
+        p = self._keys.partition(run_id)
+        keys = [*self._own_keys(run_id), self._keys.live(p), self._keys.bus(p)]
+        fence = cancelled_fence(record, partial, self._settings.item_max_bytes)
+        reply = await self.store.script(SCRIPTS["cancel"], keys, [run_id, fence])
+        if reply[0] == b"NOTFOUND":
+            raise RunNotFound(run_id)
+        if reply[0] == b"ENDED" and not (reply[1] == b"cancelled" and reply[2]):
+            raise RunEnded(f"run {run_id!r} has ended as {reply[1].decode()}: there is nothing to cancel")
+        return await self.get(run_id)
+
+    async def cancel_token(self, run_id: str) -> str:
+        """What lets its holder cancel the run: an HMAC of the id under the deployment's secret."""
+        return hmac.new(await self.store.secret(), check_id(run_id).encode(), hashlib.sha256).hexdigest()
+
+    async def check_cancel_token(self, run_id: str, token: str) -> bool:
+        """Whether ``token`` is that run's; compared in constant time. The run need not exist."""
+        expected = await self.cancel_token(run_id)
+        return hmac.compare_digest(expected.encode(), token.encode("utf-8", "replace"))
+
+    async def count_owner(self, run_id: str, step: int) -> int:
+        """Add ``step`` (1, -1, or 0 to look) to the run's attached owners; returns how many there are.
+
+        Not repeatable: after ``StoreUnavailable`` it may have been counted. Raises ``RunNotFound``.
+        """
+        key = self._keys.run(check_id(run_id))
+        known, attached = await self.store.pipeline([(b"HEXISTS", key, b"status"), (b"HGET", key, b"attached")])
+        if not known:
+            raise RunNotFound(run_id)
+        return int(await self.store.call(b"HINCRBY", key, b"attached", step)) if step else int(attached or 0)
+
+    async def claim(self, run_id: str, attempt: int, owner: str) -> RunRecord:
+        """Make ``owner`` (a token of this claim alone) the run's owner; returns the record of that moment.
+
+        Exactly one of several claims wins; repeated by the winner it succeeds again. Look at ``cancel_requested``
+        before running. Raises ``ClaimRefused``: then the queue's entry is of no use.
+        """
+        p = self._keys.partition(check_id(run_id))
+        keys = [self._keys.run(run_id), self._keys.bus(p)]
+        reply = await self.store.script(SCRIPTS["claim"], keys, [run_id, attempt, owner])
+        if reply[0] == b"REFUSED":
+            reason = _REFUSALS.get(reply[1], reply[1].decode())
+            raise ClaimRefused(f"attempt {attempt} of run {run_id!r} cannot be claimed: {reason}")
+        return parse_record(run_id, pairs(reply[2]))
+
+    async def beat(self, run_id: str, owner: str, epoch: int) -> Beat:
+        """Tell that the owner lives, and hear how the run stands. After the owner's own fence: no error, no effect.
+
+        Raises ``RunNotFound``, ``Fenced``.
+        """
+        reply = await self._beat(run_id, [run_id, owner, epoch])
+        return Beat(int(reply[1]), int(reply[2]), bool(reply[3]))
+
+    async def new_epoch(self, run_id: str, owner: str, epoch: int) -> tuple[int, int]:
+        """The store lost items that the owner cannot send again: → the epoch from now on, and the log's last seq.
+
+        Viewers beyond that are reset. Repeatable with the old epoch. Raises ``RunNotFound``, ``Fenced``, ``Sealed``.
+        """
+        reply = await self._beat(run_id, [run_id, owner, epoch, b"rewound"])
+        return int(reply[2]), int(reply[1])
+
+    async def _beat(self, run_id: str, args: Sequence[Any]) -> Sequence[Any]:
+        reply: Sequence[Any] = await self.store.script(SCRIPTS["beat"], [self._keys.run(check_id(run_id))], args)
+        match reply[0]:
+            case b"OK":
+                return reply
+            case b"NOTFOUND":
+                raise RunNotFound(run_id)
+            case b"FENCED":
+                raise Fenced(f"run {run_id!r} has another owner or epoch by now: it was taken over")
+            case b"SEALED":
+                raise Sealed(f"run {run_id!r} has its fence at {reply[1]}")
+            case _:
+                raise StoreError(f"beat answered {reply!r}, which this version does not know")
+
+    async def takeover(self, record: RunRecord) -> str | None:
+        """End or requeue a run whose owner was not heard of since ``record`` was read, for a lease: → its status.
+
+        Compare-and-set on the owner and beat of ``record``: one of several callers gets ``"failed"``,
+        ``"cancelled"`` or ``"queued"``, the others, and all where the owner was heard of, get ``None``.
+        """
+        limit = self._settings.item_max_bytes
+        partial = await self._partial(record)
+        fences = lost_fence(record, partial, limit), cancelled_fence(record, partial, limit)
+        reply = await self._take_over(record.run_id, record.owner, record.beat, *fences)
+        match reply[0]:
+            case b"FAILED" | b"CANCELLED":
+                return str(reply[0].decode().lower())
+            case b"QUEUED":
+                await self._enqueue(record.run_id, int(reply[1]))
+                return "queued"
+            case b"REQUEUE":
+                await self._enqueue(record.run_id, int(reply[1]))
+        return None
+
+    async def forget(self, run_id: str) -> None:
+        """Take a run whose record is gone out of the indexes. One that has a record stays as it is."""
+        await self._take_over(run_id, "", "", b"{}", b"{}")
+
+    async def _take_over(self, run_id: str, owner: str, beat: str, failed: bytes, cancelled: bytes) -> Sequence[Any]:
+        p = self._keys.partition(run_id)
+        keys = [*self._own_keys(run_id), self._keys.live(p), self._keys.runs(p), self._keys.bus(p)]
+        args: list[Any] = [run_id, owner, beat, self._settings.max_attempts, failed, cancelled]
+        reply: Sequence[Any] = await self.store.script(SCRIPTS["takeover"], keys, args)
+        return reply
+
+    async def mend(self, records: Sequence[_Queued]) -> int:
+        """Queue those queued runs that have waited ``requeue_after`` by the store's clock and are in no queue.
+
+        Of several callers one queues a run; a run that merely waits for a free worker stays where it is.
+        Returns how many were queued.
+        """
+        seconds, micros = await self.store.call(b"TIME")
+        latest = int(seconds) + int(micros) / 1e6 - self._settings.requeue_after
+        waiting = [r for r in records if r.status == "queued" and float(r.beat) <= latest]
+        lacking = await self.queue.lacking([record.queue_entry for record in waiting])
+        mended = 0
+        for record, lacks in zip(waiting, lacking, strict=True):
+            if lacks and (await self._take_over(record.run_id, "", record.beat, b"{}", b"{}"))[0] == b"REQUEUE":
+                await self._enqueue(record.run_id, record.attempt)
+                mended += 1
+        return mended
+
+    async def _enqueue(self, run_id: str, attempt: int) -> None:
+        entry = await self.queue.put(run_id, attempt)
+        await self._beat(run_id, [run_id, b"", attempt, b"enqueued", entry])
+
+    async def _partial(self, record: RunRecord) -> dict[str, Any] | None:
+        pages = {"page_bytes": self._settings.read_bytes, "page_items": self._settings.read_items}
+        return await partial_of(self.log, record, **pages)
+
+    def _own_keys(self, run_id: str) -> tuple[bytes, bytes, bytes]:
+        check_id(run_id)
+        return self._keys.run(run_id), self._keys.items(run_id), self._keys.control(run_id)
+
+
+def _limits(settings: Settings) -> str:
+    """What ``create`` keeps with the run, for every later script; its order is in create.lua."""
+    numbers = (
+        settings.item_max_bytes,
+        settings.run_max_items,
+        settings.run_max_bytes,
+        max(1, round(settings.run_ttl * 1000)),
+        max(1, round(settings.record_ttl * 1000)),
+        settings.bus_max_entries,
+    )
+    return " ".join(map(str, numbers))

@@ -1,0 +1,248 @@
+"""The tail: follows many streams over few connections (lanes).
+
+A lane is one connection with one blocking ``XREAD`` over all the streams it follows. A stream joins a blocked read at
+once through the lane's wake key, never by polling (docs/architecture.md, decision 4). Sinks are called in the
+event-loop step in which the reply was read, in the order of the stream, and must not block or raise.
+
+Interruptions: a lane whose connection broke opens another one, verifies its subscriptions (``on_reconnect``: the log
+may have been rewound meanwhile) and reads on from where each stood. Nothing is skipped, nothing comes twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+from zlib import crc32
+
+from broker import metrics
+from broker.errors import RuncastError, StoreUnavailable
+from broker.redis import Link, Store
+from broker.settings import Settings
+
+__all__ = ["RawEntries", "Subscription", "Tail"]
+
+log = logging.getLogger("runcast.tail")
+
+RawEntries = Sequence[tuple[bytes, list[bytes]]]
+Sink = Callable[[RawEntries], None]
+_PACE = 0.005
+"""A lane of many streams that is never at rest reads at most so often (seconds): batches, not single items."""
+_PACE_ABOVE = 64
+_READ_GRACE = 2.0
+
+
+def _bulk(value: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(value), value)
+
+
+class Subscription:
+    """One followed stream. ``after`` is the id of the last entry that the sink was given."""
+
+    __slots__ = ("_lane", "_packed_id", "after", "key", "packed_key", "run_id", "sink")
+
+    def __init__(self, lane: _Lane, key: bytes, after: bytes, sink: Sink, run_id: str | None) -> None:
+        self._lane = lane
+        self.key, self.sink, self.run_id = key, sink, run_id
+        self.packed_key = _bulk(key)
+        self.after = after
+        self._packed_id = _bulk(after)
+
+    @property
+    def packed_id(self) -> bytes:
+        return self._packed_id
+
+    @property
+    def open(self) -> bool:
+        return self._lane.streams.get(self.key) is self
+
+    def move(self, after: bytes) -> None:
+        """Go on after another entry, when the log was rewound. What the read under way brings is left aside."""
+        self.advance(after)
+        self._lane.fresh.add(self)
+
+    def advance(self, after: bytes) -> None:
+        self.after = after
+        self._packed_id = _bulk(after)
+
+    def close(self) -> None:
+        """Stop following. The sink is not called again. Harmless when repeated."""
+        self._lane.drop(self)
+
+
+class Tail:
+    """All lanes of one process.
+
+    ``on_reconnect`` is awaited with a lane's subscriptions whenever that lane has (re)connected, before it reads;
+    what it raises counts as an interruption.
+    """
+
+    def __init__(self, store: Store, settings: Settings) -> None:
+        self.on_reconnect: Callable[[list[Subscription]], Awaitable[None]] | None = None
+        self.process = secrets.token_hex(6)
+        self._lanes = [_Lane(self, store, settings, number) for number in range(settings.lanes)]
+
+    def subscribe(self, key: bytes, after: bytes, sink: Sink, *, run_id: str | None = None) -> Subscription:
+        """Follow the stream ``key`` behind the entry ``after`` (``b"0-0"``: from its start; the stream may not exist yet).
+
+        Raises ``ValueError`` where this process follows ``key`` already.
+        """
+        return self._lanes[crc32(key) % len(self._lanes)].add(key, after, sink, run_id)
+
+    @property
+    def connections(self) -> int:
+        return sum(lane.connected for lane in self._lanes)
+
+    async def aclose(self) -> None:
+        await asyncio.gather(*(lane.aclose() for lane in self._lanes))
+
+
+class _Lane:
+    def __init__(self, tail: Tail, store: Store, settings: Settings, number: int) -> None:
+        self._tail, self._store, self._settings = tail, store, settings
+        self.streams: dict[bytes, Subscription] = {}
+        self.fresh: set[Subscription] = set()
+        """Added or moved since the read under way was sent: its reply does not answer them."""
+        self.connected = False
+        self._number = number
+        self._wake_key = store.keys.wake(number % settings.partitions, f"{tail.process}.{number}")
+        self._wake_id = b"0-0"
+        self._count = 16
+        self._blocked = False
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._waking: asyncio.Task[None] | None = None
+
+    def add(self, key: bytes, after: bytes, sink: Sink, run_id: str | None) -> Subscription:
+        if key in self.streams:
+            raise ValueError(f"{key!r} is followed already")
+        subscription = self.streams[key] = Subscription(self, key, after, sink, run_id)
+        self.fresh.add(subscription)
+        metrics.FOLLOWED.inc()
+        self._changed.set()
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name=f"lane {self._number}")
+        if self._blocked:
+            self._wake()
+        return subscription
+
+    def drop(self, subscription: Subscription) -> None:
+        if self.streams.get(subscription.key) is subscription:
+            del self.streams[subscription.key]
+            metrics.FOLLOWED.dec()
+
+    async def aclose(self) -> None:
+        tasks = [t for t in (self._task, self._waking) if t is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        metrics.FOLLOWED.dec(len(self.streams))
+        self.streams.clear()
+
+    # Waking a blocked read.
+
+    def _wake(self) -> None:
+        if self._waking is None or self._waking.done():
+            self._waking = asyncio.create_task(self._send_wake(), name=f"wake lane {self._number}")
+
+    async def _send_wake(self) -> None:
+        expiry = int(self._settings.block * 4_000)
+        while self._blocked:
+            try:
+                await self._store.pipeline(
+                    [("XADD", self._wake_key, "MAXLEN", "1", "*", "w", "1"), ("PEXPIRE", self._wake_key, expiry)]
+                )
+                return
+            except RuncastError:
+                # The lane's own read notices a lost store by its deadline; until then keep trying.
+                await asyncio.sleep(0.1)
+
+    # Reading.
+
+    async def _run(self) -> None:
+        pause = 0.05
+        while True:
+            await self._changed.wait()
+            started = time.monotonic()
+            try:
+                await self._connect_and_read()
+            except StoreUnavailable as error:
+                log.info("lane %d lost the store: %s", self._number, error)
+            except RuncastError as error:
+                log.error("lane %d: %s", self._number, error)
+            except Exception:
+                log.exception("lane %d failed and starts again", self._number)
+            metrics.LANE_BROKEN.inc()
+            pause = 0.05 if time.monotonic() - started > 2.0 else min(pause * 2, 1.0)
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
+
+    async def _connect_and_read(self) -> None:
+        link = await self._store.link()
+        self.connected = True
+        try:
+            if self._tail.on_reconnect is not None:
+                await self._tail.on_reconnect(list(self.streams.values()))
+            while True:
+                await self._read_once(link)
+        finally:
+            self.connected = self._blocked = False
+            await link.aclose()
+
+    async def _read_once(self, link: Link) -> None:
+        if not self.streams:
+            self._changed.clear()
+            await self._changed.wait()
+        asked = list(self.streams.values())
+        self.fresh.clear()
+        started = time.monotonic()
+        await link.send(self._request(asked))
+        self._blocked = True
+        try:
+            reply = await link.read(self._settings.block + _READ_GRACE)
+        finally:
+            self._blocked = False
+        if reply:
+            self._dispatch(reply)
+            if len(asked) > _PACE_ABOVE and (rest := _PACE - (time.monotonic() - started)) > 0:
+                await asyncio.sleep(rest)
+
+    def _request(self, asked: list[Subscription]) -> list[bytes]:
+        n = len(asked) + 1
+        head = b"*%d\r\n$5\r\nXREAD\r\n$5\r\nCOUNT\r\n%b$5\r\nBLOCK\r\n%b$7\r\nSTREAMS\r\n" % (
+            6 + 2 * n,
+            _bulk(b"%d" % self._count),
+            _bulk(b"%d" % int(self._settings.block * 1000)),
+        )
+        keys = [head, _bulk(self._wake_key), *[s.packed_key for s in asked]]
+        return [b"".join(keys) + _bulk(self._wake_id) + b"".join([s.packed_id for s in asked])]
+
+    def _dispatch(self, reply: Any) -> None:
+        metrics.LANE_READS.inc()
+        size = fullest = 0
+        for key, entries in reply:
+            if key == self._wake_key:
+                self._wake_id = entries[-1][0]
+                continue
+            fullest = max(fullest, len(entries))
+            size += sum(len(f[-1]) for _, f in entries)
+            subscription = self.streams.get(key)
+            if subscription is None or subscription in self.fresh:
+                continue
+            subscription.advance(entries[-1][0])
+            try:
+                subscription.sink(entries)
+            except Exception:
+                log.exception("a sink of %r failed: it is followed no longer", key)
+                subscription.close()
+        self._bound(size, fullest)
+
+    def _bound(self, size: int, fullest: int) -> None:
+        """COUNT is per stream, so the bound in bytes is kept by adapting it to what the last reply weighed."""
+        if size > self._settings.read_bytes:
+            self._count = max(self._count // 2, 1)
+        elif fullest >= self._count and size < self._settings.read_bytes // 4:
+            self._count = min(self._count * 2, self._settings.read_items)

@@ -1,0 +1,90 @@
+"""The window: the last items of one followed run, and the seam between replay and live. Pure.
+
+Seqs are dense, so the seam is arithmetic (docs/architecture.md, decision 3). ``seq`` is the tail's position: the
+last item that this process has seen. The window holds a contiguous run of entries that ends there.
+
+A viewer stands at ``after``: it has everything up to and including that seq. Exactly one of three is true:
+
+    after > seq                  AHEAD   it resumed beyond the tail: attach it with ``after`` as its floor
+    first - 1 <= after <= seq    INSIDE  attach it now: what it lacks is ``since(after)``
+    after < first - 1            BEHIND  it must read the log first
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from enum import Enum
+
+from broker.items import Entry
+
+__all__ = ["Place", "Window", "above"]
+
+
+class Place(Enum):
+    AHEAD = "ahead"
+    INSIDE = "inside"
+    BEHIND = "behind"
+
+
+def above(entries: Sequence[Entry], floor: int) -> Sequence[Entry]:
+    """Those of a contiguous, increasing batch whose seq is above ``floor``: a batch that straddles it is sliced."""
+    if not entries or entries[0].seq > floor:
+        return entries
+    return entries[floor - entries[0].seq + 1 :]
+
+
+class Window:
+    """Bounded in bytes: the oldest entries go first; the newest one always stays."""
+
+    __slots__ = ("_bytes", "_entries", "_limit", "seq")
+
+    def __init__(self, seq: int, limit_bytes: int) -> None:
+        self.seq = seq
+        self._limit = limit_bytes
+        self._entries: deque[Entry] = deque()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def size(self) -> int:
+        """Bytes of item data held."""
+        return self._bytes
+
+    @property
+    def first(self) -> int:
+        """The first seq held, ``seq + 1`` where nothing is held."""
+        return self.seq - len(self._entries) + 1
+
+    def place(self, after: int) -> Place:
+        if after > self.seq:
+            return Place.AHEAD
+        return Place.INSIDE if after >= self.first - 1 else Place.BEHIND
+
+    def since(self, after: int) -> list[Entry]:
+        """What follows ``after``, which must be INSIDE."""
+        count = self.seq - after
+        if count < 0 or count > len(self._entries):
+            raise ValueError(f"{after} is not inside {self.first - 1}..{self.seq}")
+        start = len(self._entries) - count
+        return [self._entries[i] for i in range(start, len(self._entries))] if count else []
+
+    def push(self, batch: Sequence[Entry]) -> None:
+        """Append entries that follow ``seq`` without a hole."""
+        if not batch:
+            return
+        if batch[0].seq != self.seq + 1 or batch[-1].seq != self.seq + len(batch):
+            raise ValueError(f"{batch[0].seq}..{batch[-1].seq} does not follow {self.seq}")
+        self._entries.extend(batch)
+        self._bytes += sum(len(e.data) for e in batch)
+        self.seq = batch[-1].seq
+        while self._bytes > self._limit and len(self._entries) > 1:
+            self._bytes -= len(self._entries.popleft().data)
+
+    def restart(self, seq: int) -> None:
+        """Forget what is held and stand at ``seq``: after a hole that retention made, or a log that was rewound."""
+        self._entries.clear()
+        self._bytes = 0
+        self.seq = seq

@@ -1,0 +1,192 @@
+"""The bodies that this gateway answers with, as types: what is sent and what the OpenAPI document describes.
+
+Times are ISO 8601 in UTC with milliseconds (``2025-11-29T19:41:52.345Z``), or null. Items keep the stored form's
+``ts``, seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.responses import Response
+
+from broker.items import Entry
+from broker.runs import RunRecord
+
+__all__ = [
+    "Cancelling",
+    "Capabilities",
+    "CreatedRun",
+    "Health",
+    "ItemPage",
+    "Pending",
+    "Result",
+    "Run",
+    "RunPage",
+    "answer",
+    "flat_outcome",
+    "iso",
+    "item_page",
+    "view",
+]
+
+_TITLE_MAX = 120
+
+
+class CreatedRun(msgspec.Struct, kw_only=True):
+    run_id: str
+    status: str
+    cancel_token: str
+    stream_url: str
+    created_at: str
+
+
+class Run(msgspec.Struct, kw_only=True):
+    """A run as it stands. ``first_seq`` (the first item still kept; ``last_seq + 1`` where none is) and ``input`` are
+    left out of lists."""
+
+    run_id: str
+    status: str
+    runner: str
+    title: str
+    session_id: str | None
+    metadata: dict[str, str]
+    first_seq: int | UnsetType = UNSET
+    last_seq: int
+    attempt: int
+    cancel_requested: bool
+    created_at: str
+    started_at: str | None
+    ended_at: str | None
+    usage: dict[str, Any] | None
+    cost: dict[str, Any] | None
+    outcome: dict[str, Any] | None
+    """The fence as an item: type, seq, ts and its fields."""
+    input: dict[str, Any] | UnsetType = UNSET
+
+
+class RunPage(msgspec.Struct, kw_only=True):
+    """``next`` is the ``before`` of the next page; null where there is none."""
+
+    runs: list[Run]
+    next: str | None
+
+
+class ItemPage(msgspec.Struct, kw_only=True):
+    """``next`` is the ``after`` (with order=desc the ``before``) that goes on from here, null where nothing can
+    follow; ``complete`` says just that. A page may hold fewer items than its limit: pages are bounded in bytes too,
+    and hidden items count for nothing. ``first_seq`` and ``last_seq`` bound what is kept."""
+
+    items: list[dict[str, Any]]
+    next: int | None
+    complete: bool
+    first_seq: int
+    last_seq: int
+
+
+class Result(msgspec.Struct, kw_only=True):
+    run_id: str
+    status: str
+    outcome: dict[str, Any] | None
+
+
+class Pending(msgspec.Struct, kw_only=True):
+    """It has not ended. Ask again, with ``wait`` if you like."""
+
+    run_id: str
+    status: str
+
+
+class Cancelling(msgspec.Struct, kw_only=True):
+    run_id: str
+    status: str
+    cancel_requested: bool
+
+
+class Health(msgspec.Struct, kw_only=True):
+    status: str
+
+
+class Capabilities(msgspec.Struct, kw_only=True):
+    """What this gateway can do. ``runners`` are those installed beside it; workers elsewhere may have others."""
+
+    modes: list[str]
+    formats: list[str]
+    item_types: list[str]
+    control_events: list[str]
+    event_kinds: list[str]
+    runners: list[str]
+    access: str
+    versions: dict[str, str]
+    limits: dict[str, float | int]
+
+
+def iso(seconds: float | None) -> str | None:
+    """Seconds since the epoch → ISO 8601, UTC, milliseconds."""
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def flat_outcome(outcome: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The record's outcome ``{type, seq, item}`` → one object, as the item stands in a page of items."""
+    if outcome is None:
+        return None
+    return {"type": outcome.get("type"), "seq": outcome.get("seq"), **(outcome.get("item") or {})}
+
+
+def view(record: RunRecord, first_seq: int | None = None) -> Run:
+    """A record as the API shows it; with ``first_seq`` in full, else as it stands in lists."""
+    asked = record.request.get("input") or {}
+    return Run(
+        run_id=record.run_id,
+        status=record.status,
+        runner=record.runner,
+        title=_title(asked.get("message")),
+        session_id=record.session_id or None,
+        metadata=record.metadata,
+        first_seq=UNSET if first_seq is None else first_seq,
+        last_seq=record.last,
+        attempt=record.attempt,
+        cancel_requested=bool(record.cancel_requested),
+        created_at=iso(record.created) or "",
+        started_at=iso(record.started),
+        ended_at=iso(record.ended),
+        usage=record.usage,
+        cost=record.cost,
+        outcome=flat_outcome(record.outcome),
+        input=UNSET if first_seq is None else asked,
+    )
+
+
+def _title(message: object) -> str:
+    """The beginning of the prompt, on one line."""
+    words = " ".join(str(message or "")[: _TITLE_MAX * 4].split())
+    return words if len(words) <= _TITLE_MAX else words[: _TITLE_MAX - 1].rstrip() + "…"
+
+
+def item_page(
+    run_id: str, entries: Sequence[Entry], *, following: int | None, complete: bool, first_seq: int, last_seq: int
+) -> bytes:
+    """A page of items; the stored JSON is spliced in as it is."""
+    run = run_id.encode()
+    items = [b'{"run_id":"%b","seq":%d,"type":"%b",%b' % (run, seq, type_, data[1:]) for seq, type_, data in entries]
+    return b'{"items":[%b],"next":%b,"complete":%b,"first_seq":%d,"last_seq":%d}' % (
+        b",".join(items),
+        b"null" if following is None else b"%d" % following,
+        b"true" if complete else b"false",
+        first_seq,
+        last_seq,
+    )
+
+
+def answer(body: msgspec.Struct | bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """JSON response. What a run looks like changes all the time: nothing of it may be cached."""
+    content = body if isinstance(body, bytes) else msgspec.json.encode(body)
+    return Response(
+        content, status, headers={"Cache-Control": "no-store", **(headers or {})}, media_type="application/json"
+    )

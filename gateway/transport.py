@@ -1,0 +1,172 @@
+"""uvicorn's httptools protocol, so extended that a stream's frames go from the hub straight to the socket.
+
+``uvicorn --http gateway.transport:StreamProtocol gateway.asgi:app``; any other server works through ASGI ``send``
+(gateway/viewer.py), at a higher price per frame.
+
+What is done here and why (docs/architecture.md, “The transport”):
+
+- A viewer is told of its end in ``connection_lost`` itself. Waiting for ``http.disconnect`` in ``receive`` misses it
+  when a second request was pipelined, since uvicorn then watches the second.
+- A request that is pipelined behind a stream is not answered: the connection closes after the stream.
+- HTTP/1.0 bodies are close-delimited; uvicorn would frame them in chunks, which such clients cannot read.
+- The final chunk is written in the step that detaches the viewer: nothing can slip in behind it.
+- ``shutdown``, which uvicorn calls for each connection once the listener has closed, starts the drain: uvicorn itself
+  sends no disconnect to responses that never end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.utils import get_client_addr, get_path_with_query_string
+
+from broker.viewer import CHUNKED, PLAIN, Framing, Viewer
+
+__all__ = ["EXTENSION", "StreamProtocol", "StreamResponse"]
+
+EXTENSION = "runcast.connection"
+"""Key in ``scope["extensions"]``: a function that opens a ``StreamResponse`` for the request."""
+
+Header = tuple[bytes, bytes]
+
+
+class StreamResponse:
+    """One response whose body the hub writes. Create it, ``start`` it, then give ``write`` to a viewer.
+
+    ``finish`` completes the response; it is safe at any time and when repeated.
+    """
+
+    __slots__ = ("_cycle", "_done", "_protocol", "framing", "viewer", "write")
+
+    def __init__(self, protocol: StreamProtocol, cycle: RequestResponseCycle) -> None:
+        self._protocol, self._cycle = protocol, cycle
+        self._done = False
+        self.viewer: Viewer | None = None
+        self.framing: Framing = PLAIN if cycle.scope["http_version"] == "1.0" else CHUNKED
+        self.write: Callable[[bytes], None] = protocol.transport.write
+
+    @property
+    def closed(self) -> bool:
+        return self._done or self._cycle.disconnected or self._protocol.transport.is_closing()
+
+    def start(self, headers: Sequence[Header], high_water: int) -> None:
+        """Write the head. From here on the connection's events reach ``viewer``."""
+        cycle, protocol = self._cycle, self._protocol
+        protocol.adopt(self, cycle, high_water)
+        if self.framing is PLAIN:
+            cycle.keep_alive = False
+        framing: list[Header] = [(b"transfer-encoding", b"chunked")] if self.framing is CHUNKED else []
+        closing: list[Header] = [] if cycle.keep_alive else [(b"connection", b"close")]
+        lines = [b"%b: %b\r\n" % h for h in (*cycle.default_headers, *headers, *framing, *closing)]
+        cycle.response_started = True
+        cycle.waiting_for_100_continue = False
+        cycle.chunked_encoding = self.framing is CHUNKED
+        self._log()
+        protocol.transport.write(b"".join((STATUS_LINE[200], *lines, b"\r\n")))
+
+    def _log(self) -> None:
+        cycle = self._cycle
+        if cycle.access_log:
+            scope = cycle.scope
+            where = get_client_addr(scope), scope["method"], get_path_with_query_string(scope), scope["http_version"]
+            cycle.access_logger.info('%s - "%s %s HTTP/%s" %d', *where, 200)
+
+    def finish(self) -> None:
+        """The end of the body, and of the connection where it is not kept alive."""
+        if self._done:
+            return
+        self._done = True
+        cycle, protocol = self._cycle, self._protocol
+        protocol.release(self)
+        cycle.response_complete = True
+        cycle.message_event.set()
+        if cycle.disconnected or protocol.transport.is_closing():
+            return
+        if self.framing is CHUNKED:
+            protocol.transport.write(b"0\r\n\r\n")
+        if not cycle.keep_alive:
+            protocol.transport.close()
+        cycle.on_response()
+
+    def abort(self) -> None:
+        """Drop the connection at once, with whatever its socket has not taken."""
+        self._done = True
+        self._protocol.release(self)
+        self._cycle.response_complete = True
+        self._cycle.message_event.set()
+        self._protocol.transport.abort()
+
+    def lost(self) -> None:
+        self._cycle.disconnected = True
+        self._cycle.message_event.set()
+        if self.viewer is not None:
+            self.viewer.finish("left")
+
+
+class StreamProtocol(HttpToolsProtocol):
+    """See the module's text."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.stream: StreamResponse | None = None
+        self._deaf = False
+        """A stream is under way: whatever else the peer sends is read, so that its end is seen, and left aside."""
+
+    def on_headers_complete(self) -> None:
+        if self.stream is not None:
+            self._deaf = True
+            self.stream._cycle.keep_alive = False
+            return
+        super().on_headers_complete()
+        cycle = self.cycle
+        self.scope["extensions"] = {EXTENSION: lambda: StreamResponse(self, cycle)}  # type: ignore[typeddict-item]
+
+    def on_body(self, body: bytes) -> None:
+        if not self._deaf:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._deaf:
+            super().on_message_complete()
+
+    def adopt(self, stream: StreamResponse, cycle: RequestResponseCycle, high_water: int) -> None:
+        self.stream = stream
+        if self.pipeline:
+            # These came before the stream began. They go unanswered, and the head says that the connection closes.
+            self.pipeline.clear()
+            self.cycle = cycle
+            self._deaf = True
+            cycle.keep_alive = False
+        self.flow.resume_reading()
+        cast(asyncio.WriteTransport, self.transport).set_write_buffer_limits(high=high_water)
+
+    def release(self, stream: StreamResponse) -> None:
+        if self.stream is stream:
+            self.stream = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.stream is not None:
+            self.stream.lost()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self.stream is not None and self.stream.viewer is not None:
+            self.stream.viewer.pause()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.stream is not None and self.stream.viewer is not None:
+            self.stream.viewer.resume()
+
+    def shutdown(self) -> None:
+        app: Any = self.app
+        while app is not None:
+            if hasattr(app, "drain"):
+                app.drain()
+                break
+            app = getattr(app, "app", None)  # uvicorn wraps the application for proxy headers
+        super().shutdown()

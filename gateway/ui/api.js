@@ -1,0 +1,45 @@
+// The gateway's JSON requests. Addresses are relative, so the page works behind any path prefix.
+
+/** An answer that is no success: `problem` is the gateway's own account of it. */
+export class ProblemError extends Error {
+  constructor(status, problem) {
+    super(problem.detail || problem.title || `the gateway answered ${status}`);
+    this.status = status;
+    this.code = problem.code || `http_${status}`;
+    this.field = problem.field || null;
+    this.title = problem.title || "";
+  }
+}
+
+/** JSON in, JSON out. Throws `ProblemError`, or `TypeError` where there was no answer at all. */
+export async function request(path, { method = "GET", body, headers = {} } = {}) {
+  const response = await fetch(path, {
+    method,
+    headers: body === undefined ? headers : { ...headers, "Content-Type": "application/json" },
+    body: body === undefined ? undefined : JSON.stringify(body),
+  });
+  const text = await response.text();
+  let value = {};
+  try {
+    value = text ? JSON.parse(text) : {};
+  } catch {
+    value = { detail: text.slice(0, 300) };
+  }
+  if (!response.ok) throw new ProblemError(response.status, value);
+  return value;
+}
+
+/** What to tell somebody about an error: as it is, with its code and field. */
+export function explain(error) {
+  if (!(error instanceof ProblemError)) return "The gateway cannot be reached.";
+  const field = error.field ? `, field ${error.field}` : "";
+  return `${error.message} (${error.code}${field})`;
+}
+
+export const runPath = (id) => `v1/runs/${encodeURIComponent(id)}`;
+
+/** Random enough to name one attempt to start a run; `crypto.randomUUID` exists on secure origins only. */
+export function newKey() {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  return Array.from(bytes, (b) => b.toString(16).padStart(2, "0")).join("");
+}

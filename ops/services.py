@@ -1,0 +1,156 @@
+"""``runcast serve`` and ``runcast worker``: the two processes of a deployment, in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import signal
+from contextlib import AsyncExitStack
+
+import click
+import uvicorn
+import uvloop
+
+from broker import api
+from broker.api import Broker
+from broker.errors import Conflict, StoreUnavailable
+from broker.settings import Settings
+from gateway.app import create_app
+from gateway.transport import StreamProtocol
+from ops import supervise
+from ops.exits import Exit
+from ops.follow import Interrupts
+from ops.options import load_settings, redis_option
+from ops.ports import is_free
+from workers.worker import Worker
+
+__all__ = ["serve", "worker"]
+
+_log = logging.getLogger("runcast")
+_AGAIN_AFTER = 2.0
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+def _log_to_stderr(level: str) -> None:
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+def _child_option(command: click.decorators.FC) -> click.decorators.FC:
+    return click.option("--stop-with-stdin", is_flag=True, hidden=True, help="Stop when stdin ends.")(command)
+
+
+def _level_option(command: click.decorators.FC) -> click.decorators.FC:
+    return click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True)(command)
+
+
+@click.command()
+@click.option("--host", metavar="ADDRESS", help="Address to listen on.  [default: RUNCAST_HOST, else 127.0.0.1]")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port; 0 takes any.  [default: RUNCAST_PORT, else 8700]")
+@click.option(
+    "--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Processes that share the port."
+)
+@_level_option
+@_child_option
+@redis_option
+def serve(
+    host: str | None, port: int | None, workers: int, log_level: str, stop_with_stdin: bool, redis_url: str | None
+) -> Exit:
+    """Serve runs over HTTP and SSE until SIGTERM or Ctrl-C, which end the open streams within RUNCAST_DRAIN seconds.
+
+    Viewers reconnect by themselves, to this gateway or another one, and miss nothing.
+    """
+    settings = load_settings(redis_url, host=host, port=port)
+    _refuse_taken_port(settings)
+    _log_to_stderr(log_level)
+    if stop_with_stdin:
+        supervise.stop_with_stdin()
+    _serve(settings, workers, log_level)
+    return Exit.OK
+
+
+def _serve(settings: Settings, workers: int, log_level: str) -> None:
+    """Returns once the server has drained. Several processes read their settings from the environment again."""
+    # uvicorn raises the signal that stopped it once more when it is done; being stopped is no failure here.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    if workers > 1:
+        os.environ.update(
+            RUNCAST_REDIS_URL=settings.redis_url, RUNCAST_HOST=settings.host, RUNCAST_PORT=str(settings.port)
+        )
+    uvicorn.run(
+        "gateway.asgi:app" if workers > 1 else create_app(settings),
+        host=settings.host,
+        port=settings.port,
+        workers=workers,
+        http=StreamProtocol,
+        loop="uvloop",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        log_level=log_level,
+        access_log=False,  # its lines have the query, which may hold a cancel token
+        server_header=False,
+        timeout_graceful_shutdown=math.ceil(settings.drain),
+    )
+
+
+def _refuse_taken_port(settings: Settings) -> None:
+    if not is_free(settings.host, settings.port):
+        raise Conflict(
+            f"port {settings.port} on {settings.host} is in use: stop what listens there, or choose one with --port"
+        )
+
+
+@click.command()
+@click.option("--concurrency", type=click.IntRange(1, 1000), metavar="N", help="Runs at once.  [default: 4]")
+@click.option("--metrics-port", type=click.IntRange(1, 65535), help="Serve its metrics there, on RUNCAST_HOST.")
+@_level_option
+@_child_option
+@redis_option
+def worker(
+    concurrency: int | None, metrics_port: int | None, log_level: str, stop_with_stdin: bool, redis_url: str | None
+) -> Exit:
+    """Take runs from the queue and execute them until SIGTERM or Ctrl-C.
+
+    Then no new run is taken, and those that run get RUNCAST_WORKER_DRAIN seconds to end; a second signal stops them
+    at once. Without a store it waits for one.
+    """
+    settings = load_settings(redis_url, concurrency=concurrency)
+    _log_to_stderr(log_level)
+    if stop_with_stdin:
+        supervise.stop_with_stdin()
+    if metrics_port is not None:
+        from prometheus_client import start_http_server
+
+        start_http_server(metrics_port, settings.host)
+    uvloop.run(_work(settings))
+    return Exit.OK
+
+
+async def _work(settings: Settings) -> None:
+    with Interrupts(signal.SIGINT, signal.SIGTERM) as interrupts:
+        opening = asyncio.create_task(_open_when_there(settings))
+        if await interrupts.race(opening) is not None:
+            opening.cancel()
+            await asyncio.wait({opening})
+            return
+        closing, broker = opening.result()
+        async with closing:
+            running = Worker(broker)
+            working = asyncio.create_task(running.run())
+            while (arrived := await interrupts.race(working)) is not None:
+                _log.info("%s: draining", arrived.name)
+                running.drain()
+
+
+async def _open_when_there(settings: Settings) -> tuple[AsyncExitStack, Broker]:
+    """A worker that starts before its store, as at boot, waits for it. What no waiting mends is raised."""
+    while True:
+        stack = AsyncExitStack()
+        try:
+            return stack, await stack.enter_async_context(api.open(settings=settings))
+        except StoreUnavailable as error:
+            _log.warning("waiting for the store: %s", error)
+            await asyncio.sleep(_AGAIN_AFTER)

@@ -1,0 +1,216 @@
+"""``runcast up``: everything on this machine in one terminal: store, worker, gateway, page, and a run to look at."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+import click
+
+from broker import api
+from broker.errors import Conflict, RuncastError
+from broker.requests import RunInput, RunRequest
+from broker.settings import Settings
+from ops.exits import Exit
+from ops.follow import Follower, Interrupts
+from ops.hermes import find
+from ops.options import load_settings, redis_option
+from ops.ports import get_status, is_free, next_free
+from ops.render import Watched
+from ops.run import command_name
+from ops.supervise import Child, command_of
+from ops.terminal import Terminal, printable
+
+__all__ = ["up"]
+
+_READY_WITHIN = 60.0
+_LOOK_EVERY = 0.1
+_PROMPT = "Introduce yourself in two sentences, then run one harmless shell command and say what it printed."
+
+
+@click.command()
+@click.option("--host", metavar="ADDRESS", help="Address of the page.  [default: RUNCAST_HOST, else 127.0.0.1]")
+@click.option("--port", type=click.IntRange(0, 65535), help="Its port. Left out: 8700, or the next that is free.")
+@click.option("--concurrency", type=click.IntRange(1, 1000), metavar="N", help="Runs at once.")
+@click.option(
+    "--demo/--no-demo", default=True, help="A run to look at: by Hermes if one is configured here, else scripted."
+)
+@click.option("--exit-after-demo", is_flag=True, help="Stop after the demo; the exit code tells how it went.")
+@redis_option
+def up(
+    host: str | None,
+    port: int | None,
+    concurrency: int | None,
+    demo: bool,
+    exit_after_demo: bool,
+    redis_url: str | None,
+) -> Exit:
+    """Start Redis (the embedded one, unless --redis names another), a worker, and the gateway with its page.
+
+    Ctrl-C stops all of it; runs are kept in the data directory (RUNCAST_DATA_DIR).
+    """
+    settings = load_settings(redis_url, host=host, port=port, concurrency=concurrency)
+    return asyncio.run(_Up(settings, chosen_port=port is not None).run(demo=demo, stay=not exit_after_demo))
+
+
+class _Up:
+    def __init__(self, settings: Settings, *, chosen_port: bool) -> None:
+        self._terminal = Terminal()
+        self._settings = settings
+        self._port = self._choose_port(chosen_port)
+        self._url = settings.redis_url
+        self._ready = False
+
+    def _choose_port(self, chosen: bool) -> int:
+        host, port = self._settings.host, self._settings.port
+        if is_free(host, port) and port:
+            return port
+        other = next_free(host, port + 1 if port else 8700)
+        if (chosen and port) or other is None:
+            raise Conflict(
+                f"port {port} on {host} is in use: stop what listens there, or choose another one with --port"
+            )
+        if port:
+            self._terminal.warn(f"port {port} is in use; taking {other} (--port chooses one)")
+        return other
+
+    async def run(self, *, demo: bool, stay: bool) -> Exit:
+        """Start, show, stay, stop. A stop that was asked for is a success."""
+        with Interrupts(signal.SIGINT, signal.SIGTERM) as interrupts:
+            self._terminal.styled(f"runcast {version('runcast')}", "bold")
+            async with api.open(settings=self._settings) as broker:
+                self._terminal.line(f"store    {broker.store.shown}")
+                async with self._children() as watching:
+                    work = asyncio.create_task(self._work(broker, watching, demo=demo, stay=stay))
+                    try:
+                        if await interrupts.race(work) is None:
+                            return work.result()
+                    finally:
+                        work.cancel()
+                        await asyncio.wait({work})
+                        stopping = asyncio.create_task(self._force(interrupts))
+                        self._terminal.note("stopping; Ctrl-C again stops at once")
+                stopping.cancel()
+        return Exit.OK
+
+    async def _force(self, interrupts: Interrupts) -> None:
+        """The second signal: no grace for anybody."""
+        await interrupts.wait()
+        for child in self._all:
+            child.kill()
+
+    async def _work(self, broker: api.Broker, watching: asyncio.Future[Exit], *, demo: bool, stay: bool) -> Exit:
+        await self._until_ready(watching)
+        self._terminal.line(f"page     {self._page}")
+        ok, run_id = await self._demo(broker) if demo else (True, None)
+        if not stay:
+            return Exit.OK if ok else Exit.FAILED
+        self._next_commands(run_id)
+        return await watching
+
+    @property
+    def _page(self) -> str:
+        host = self._settings.host
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{self._port}/"
+
+    # The children.
+
+    @asynccontextmanager
+    async def _children(self) -> AsyncIterator[asyncio.Future[Exit]]:
+        """Worker and gateway; the future ends when one of them cannot be kept running."""
+        environment = {**os.environ, "RUNCAST_REDIS_URL": self._url, "RUNCAST_DATA_DIR": str(self._settings.data_dir)}
+        level = ("--log-level", "warning")
+        run_at_once = ("--concurrency", str(self._settings.concurrency))
+        serve = command_of("serve", "--host", self._settings.host, "--port", str(self._port), *level)
+        worker = Child("worker", command_of("worker", *run_at_once, *level), environment, self._say)
+        gateway = Child("gateway", serve, environment, self._say)
+        self._all = (worker, gateway)
+        watching = None
+        try:
+            for child in self._all:
+                await child.start()
+            watching = asyncio.ensure_future(self._watch())
+            yield watching
+        finally:
+            if watching is not None:
+                watching.cancel()
+                await asyncio.wait({watching})
+            # Together: the worker's drain does not wait for the gateway's.
+            graces = (self._settings.worker_drain + 10, self._settings.drain + 5)
+            await asyncio.gather(*(child.stop(grace) for child, grace in zip(self._all, graces, strict=True)))
+
+    async def _watch(self) -> Exit:
+        tasks = {asyncio.ensure_future(child.watch()): child for child in self._all}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                self._terminal.error(f"the {tasks[task].name} keeps ending (code {task.result()}): giving up")
+            return Exit.FAILED
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    def _say(self, name: str, text: str) -> None:
+        self._terminal.err.print(f"{name:<8} {printable(text)}", style="dim", markup=False)
+
+    async def _until_ready(self, watching: asyncio.Future[Exit]) -> None:
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._settings.host, self._settings.host)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _READY_WITHIN
+        while await get_status(host, self._port, "/readyz") != 200:
+            if watching.done() or loop.time() > until:
+                raise RuncastError(f"the gateway did not get ready on port {self._port}: its messages stand above")
+            await asyncio.sleep(_LOOK_EVERY)
+
+    # The demo.
+
+    async def _demo(self, broker: api.Broker) -> tuple[bool, str | None]:
+        hermes = await asyncio.to_thread(find)
+        if hermes.usable:
+            self._terminal.line(f"agent    {hermes.version} at {hermes.path}")
+            ok, run_id = await self._show(broker, "hermes", _PROMPT)
+            if ok:
+                return True, run_id
+            self._terminal.warn("Hermes could not do it; here is the scripted agent")
+        else:
+            why = "no Hermes on PATH" if hermes.path is None else "Hermes is here, but not configured to stream"
+            self._terminal.line(f"agent    scripted ({why})")
+        return await self._show(broker, "scripted", "Show me what Runcast does.")
+
+    async def _show(self, broker: api.Broker, runner: str, message: str) -> tuple[bool, str]:
+        request = RunRequest(runner=runner, input=RunInput(message=message))
+        record, _ = await broker.runs.create(request)
+        self._terminal.line(f"run      {record.run_id}\n")
+        follower = Follower(broker, record.run_id, Watched(self._terminal))
+        try:
+            return await follower.follow() == "completed", record.run_id
+        finally:
+            follower.close()
+            self._terminal.line()
+
+    def _next_commands(self, run_id: str | None) -> None:
+        name, say = command_name(), self._terminal.line
+        shown = run_id or "RUN"
+        say(f"Open {self._page} — or, in another terminal:\n")
+        if self._url != "embedded:" or self._settings.data_dir != Settings.model_construct().data_dir:
+            say(f"  export RUNCAST_REDIS_URL={self._shared_url()}")
+        runner = "" if run_id is None else " --runner scripted"
+        say(f'  {name} run "Tell me about streams"{runner}')
+        say(f"  {name} runs")
+        say(f"  {name} replay {shown} --speed 1")
+        say(f"  curl -N {self._page}v1/runs/{shown}/stream?modes=messages")
+        say("\nCtrl-C stops everything; runs are kept.")
+
+    def _shared_url(self) -> str:
+        """How another terminal reaches this store; a URL with a password is not printed."""
+        if self._url.partition(":")[0] == "embedded":
+            rest = self._url.partition(":")[2]
+            return f"embedded:{Path(rest or self._settings.data_dir).absolute()}"
+        return "…" if "@" in self._url else self._url

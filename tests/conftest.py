@@ -1,0 +1,106 @@
+"""Fixtures for all tests. Servers live for the session; every test has a namespace of its own on them.
+
+A missing server skips with a reason, and fails where ``CI=true``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from broker.redis import Store
+from broker.settings import Settings
+from tests.servers import Certificates, RedisServer, redis_binary
+
+STORES = ["memory", "embedded", "redis7", "redis7-tls"]
+
+
+def missing(reason: str) -> None:
+    """Skip this test, or fail it where everything must be there."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def _needs_redis() -> None:
+    if redis_binary() is None:
+        missing("there is no redis-server on this machine (Debian: apt install redis-server)")
+
+
+@pytest.fixture(scope="session")
+def redis7(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """One redis-server of the session, shared: do not stop it (``redis_server`` is for that)."""
+    _needs_redis()
+    server = RedisServer(tmp_path_factory.mktemp("redis7")).start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def redis7_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """The same with TLS."""
+    _needs_redis()
+    certificates = Certificates.create(tmp_path_factory.mktemp("certificates"))
+    server = RedisServer(tmp_path_factory.mktemp("redis7-tls"), certificates=certificates).start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def embedded_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The data directory of one embedded server that lives as long as the session."""
+    from broker import embedded
+
+    directory = tmp_path_factory.mktemp("embedded")
+    try:
+        attachment = embedded.attach_now(directory)
+    except embedded.EmbeddedUnsupported as error:
+        missing(str(error))
+    yield directory
+    attachment.close()
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
+    """A started redis-server of this test alone: stop, kill, pause it at will."""
+    _needs_redis()
+    server = RedisServer(tmp_path / "redis").start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(params=STORES)
+def store_url(request: pytest.FixtureRequest) -> str:
+    """The URL of a store of each kind. ``memory:`` is of this test alone."""
+    match request.param:
+        case "memory":
+            return f"memory:{uuid4().hex}"
+        case "embedded":
+            return f"embedded:{request.getfixturevalue('embedded_dir')}"
+        case "redis7":
+            return str(request.getfixturevalue("redis7").url)
+        case _:
+            return str(request.getfixturevalue("redis7_tls").url)
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"t{uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def settings(store_url: str, namespace: str, tmp_path: Path) -> Settings:
+    """Settings with the test's own namespace and the store's URL."""
+    return Settings(redis_url=store_url, namespace=namespace, data_dir=tmp_path / "data")
+
+
+@pytest.fixture
+async def store(store_url: str, settings: Settings) -> AsyncIterator[Store]:
+    """A connected store, closed afterwards."""
+    connected = await Store.connect(store_url, settings)
+    yield connected
+    await connected.aclose()

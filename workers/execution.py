@@ -1,0 +1,272 @@
+"""One claimed run, from its claim to its cleanup.
+
+Guarantees:
+
+- Exactly one outcome is tried: the fence is written once, before any cleanup; what the runner returned counts unless a
+  stop was asked for before.
+- After ``Fenced`` nothing is written any more, and the runner is stopped.
+- Whatever the runner does (ends without an outcome, raises, hangs after a stop, cancels itself), the run gets a fence,
+  unless the store stays away longer than ``RUNCAST_OUTAGE_LIMIT``; then a sweep ends it as ``worker_lost``.
+
+Who wins: a stop that was asked for before the runner returned (cancel, deadline, worker's end; the first of them) beats
+what the runner returns. Taken over beats all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from broker.errors import Fenced, InvalidItem, OutageTooLong, RuncastError, Sealed, StoreUnavailable
+from broker.items import Cancelled, Event, Failed, Final, Item, Raw
+from broker.records import Beat, RunRecord
+from broker.requests import RunInput, RunRequest
+from workers import metrics
+from workers.runner import Outcome, RunContext, Runner, RunnerFailed
+
+if TYPE_CHECKING:
+    from broker.api import Broker
+    from broker.publisher import Publisher
+    from broker.tail import RawEntries, Subscription
+
+__all__ = ["Execution"]
+
+log = logging.getLogger("runcast.worker")
+_STOP_GRACE = 10.0
+_CANCEL_PATIENCE = 5.0
+_MESSAGE_MAX = 4_000
+
+
+class Execution:
+    """Created with the record that the claim answered; ``run`` does everything and raises nothing but cancellation."""
+
+    def __init__(
+        self, broker: Broker, record: RunRecord, runner: Runner | None, *, worker: str, known: Sequence[str]
+    ) -> None:
+        self._broker, self._record, self._runner = broker, record, runner
+        self._worker, self._known = worker, known
+        self._unreadable = ""
+        self.run_id, self.owner, self.attempt = record.run_id, record.owner, record.attempt
+        self.publisher: Publisher = broker.publisher(record)
+        self.context = RunContext(
+            run_id=record.run_id,
+            attempt=record.attempt,
+            request=self._parse(record),
+            session_id=record.session_id,
+            settings=broker.settings,
+            publish=self._publish,
+        )
+        self._control: Subscription | None = None
+        self._task: asyncio.Task[Outcome] | None = None
+        self._hurry = asyncio.Event()
+        self._unheard: float | None = None
+        self.done = False
+        """The outcome is stored, or cannot be: beats are of no use."""
+
+    def _parse(self, record: RunRecord) -> RunRequest:
+        try:
+            return msgspec.convert(record.request, RunRequest)
+        except msgspec.ValidationError as error:
+            # Made by another version. It cannot run here, and still has to get its fence.
+            self._unreadable = str(error)
+            return RunRequest(runner=self.runner_name, input=RunInput(message=""))
+
+    @property
+    def runner_name(self) -> str:
+        return self._record.runner
+
+    # What others tell it.
+
+    def stop(self, reason: str, *, now: bool = False) -> None:
+        """``cancelled``, ``deadline`` or ``worker_stopped``. ``now``: write the fence without waiting for the runner."""
+        self.context.request_stop(reason)
+        if now:
+            self.context.hurry = True
+            self._hurry.set()
+
+    def heard(self, beat: Beat) -> None:
+        """A beat was answered."""
+        self._unheard = None
+        self.publisher.observe(beat)
+        if beat.cancel_requested:
+            self.stop("cancelled")
+
+    def unheard(self) -> None:
+        """A beat was not answered. A runner that has nothing to publish learns of a long outage only here."""
+        now = time.monotonic()
+        self._unheard = self._unheard or now
+        if now - self._unheard > self._broker.settings.outage_limit:
+            self.context.break_off(OutageTooLong("the store has not answered a beat for longer than RUNCAST_OUTAGE_LIMIT"))
+
+    def fenced(self, error: RuncastError) -> None:
+        """The run is somebody else's by now."""
+        if not self.done:
+            self.context.break_off(error)
+
+    # The run.
+
+    async def run(self) -> None:
+        try:
+            await self._run_to_fence()
+        except (Fenced, Sealed) as error:
+            metrics.FENCED.inc()
+            log.warning("run %s, attempt %d, was taken over: %s", self.run_id, self.attempt, error)
+        except RuncastError as error:
+            metrics.LOST_OUTCOMES.inc()
+            log.error("the outcome of run %s could not be stored: %s", self.run_id, error)
+        except Exception:
+            metrics.LOST_OUTCOMES.inc()
+            log.exception("run %s failed beyond its runner", self.run_id)
+        finally:
+            self.done = True
+            await self._clean_up()
+
+    async def _run_to_fence(self) -> None:
+        outcome = await self._outcome()
+        if self.context.broken is not None:
+            raise self.context.broken
+        if isinstance(outcome, Final):
+            await self.context.end_round()
+        await self._seal(self.context.complete(outcome))
+
+    async def _outcome(self) -> Outcome:
+        if self._record.cancel_requested:
+            return _stopped("cancelled")
+        self._listen()
+        await self._open()
+        if self._unreadable:
+            return Failed(code="invalid_request", message=f"this worker cannot read the run's request: {self._unreadable}")
+        if self._runner is None:
+            known = ", ".join(self._known) or "none is installed"
+            return Failed(code="unknown_runner", message=f"no runner {self.runner_name!r} here: known are {known}")
+        self._task = asyncio.create_task(self._runner.run(self.context), name=f"run {self.run_id}")
+        await self._supervise(self._task)
+        return self._judge(self._task)
+
+    async def _open(self) -> None:
+        emit = self.context.emit
+        if self.attempt > 1:
+            await emit(Event(name="run.restarted", payload={"attempt": self.attempt}))
+        payload: dict[str, object] = {"runner": self.runner_name, "worker": self._worker, "attempt": self.attempt}
+        await emit(Event(name="run.started", payload=payload))
+
+    async def _supervise(self, task: asyncio.Task[Outcome]) -> None:
+        """Return when the runner has ended, or its grace after a stop has."""
+        await self._wait(task, self.context.stop, self._record.deadline_s)
+        if task.done():
+            return
+        self.context.request_stop("deadline")
+        if self.context.broken is None:
+            await self._say_stop(task)
+        await self._wait(task, self._hurry, getattr(self._runner, "stop_grace", _STOP_GRACE))
+
+    async def _say_stop(self, task: asyncio.Task[Outcome]) -> None:
+        """Tell the viewers, unless that would have to wait for a store that is away."""
+        saying = asyncio.create_task(self._publish(Event(name="stop.requested", payload={"reason": self.context.stop_reason})))
+        await asyncio.wait({saying, task}, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+        saying.cancel()
+        await asyncio.gather(saying, return_exceptions=True)
+
+    @staticmethod
+    async def _wait(task: asyncio.Task[Outcome], event: asyncio.Event, limit: float | None) -> None:
+        waiting = asyncio.create_task(event.wait())
+        try:
+            await asyncio.wait({task, waiting}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+
+    def _judge(self, task: asyncio.Task[Outcome]) -> Outcome:
+        context = self.context
+        if context.stop_reason is not None:
+            return _stopped(context.stop_reason)
+        if task.cancelled():
+            return Failed(code="runner_error", message="the runner cancelled itself")
+        error = task.exception()
+        if error is None:
+            outcome = task.result()
+            if isinstance(outcome, (Final, Failed, Cancelled)):
+                return outcome
+            return Failed(code="no_outcome", message=f"the runner ended without an outcome: it returned {type(outcome).__name__}")
+        if isinstance(error, RunnerFailed):
+            return Failed(code=error.code, message=error.message, retryable=error.retryable)
+        log.error("the runner of run %s raised", self.run_id, exc_info=error)
+        return Failed(code="runner_error", message=f"{type(error).__name__}: {error}"[:_MESSAGE_MAX])
+
+    async def _publish(self, item: Item | Raw) -> None:
+        await self.publisher.publish(item)
+
+    async def _seal(self, fence: Outcome) -> None:
+        try:
+            await self.publisher.seal(fence)
+        except InvalidItem as error:
+            fence = Failed(code="invalid_outcome", message=f"the runner's outcome cannot be stored: {error}"[:_MESSAGE_MAX])
+            await self._seal_anew(fence)
+        except (StoreUnavailable, Fenced, Sealed):
+            raise
+        except RuncastError as error:
+            log.error("the publisher of run %s failed: %s", self.run_id, error)
+            fence = Failed(code=error.code, message=f"an item could not be stored: {error}"[:_MESSAGE_MAX])
+            await self._seal_anew(fence)
+        code = "" if isinstance(fence, Final) else fence.code
+        metrics.OUTCOMES.labels(self.runner_name, str(type(fence).__struct_config__.tag), code).inc()
+
+    async def _seal_anew(self, fence: Outcome) -> None:
+        """The publisher has failed for good on an item: the fence goes through a new one, behind what is stored."""
+        await self.publisher.aclose()
+        beat = await self._broker.runs.beat(self.run_id, self.owner, self.publisher.epoch)
+        self.publisher = self._broker.publisher(msgspec.structs.replace(self._record, epoch=beat.epoch, last=beat.last))
+        await self.publisher.seal(fence)
+
+    # Control.
+
+    def _listen(self) -> None:
+        key = self._broker.keys.control(self.run_id)
+        try:
+            self._control = self._broker.tail.subscribe(key, b"0-0", self._obey)
+        except ValueError:
+            # This process still clears up an earlier attempt of the same run: beats carry a cancel, too.
+            log.info("run %s: its control stream is followed already", self.run_id)
+
+    def _obey(self, entries: RawEntries) -> None:
+        for _, fields in entries:
+            if dict(zip(fields[::2], fields[1::2], strict=False)).get(b"t") == b"cancel":
+                self.stop("cancelled")
+
+    # After the fence.
+
+    async def _clean_up(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        await self._end_runner()
+        await self.context.clean_up()
+        await self.publisher.aclose()
+
+    async def _end_runner(self) -> None:
+        task = self._task
+        if task is None or task.done():
+            return
+        if self.context.broken is not None and not self.context.hurry:
+            await asyncio.wait({task}, timeout=getattr(self._runner, "stop_grace", _STOP_GRACE))
+        task.cancel()
+        await asyncio.wait({task}, timeout=_CANCEL_PATIENCE)
+        if not task.done():
+            log.error("the runner of run %s does not end though it was cancelled", self.run_id)
+        elif not task.cancelled() and (error := task.exception()) is not None:
+            log.info("the runner of run %s ended with %r after its stop", self.run_id, error)
+
+
+def _stopped(reason: str) -> Outcome:
+    match reason:
+        case "cancelled":
+            return Cancelled()
+        case "deadline":
+            return Failed(code="deadline", message="the run did not end within its deadline_s")
+        case "worker_stopped":
+            return Failed(code="worker_stopped", message="the worker was stopped before the run had ended", retryable=True)
+        case _:
+            return Failed(code=reason, message=f"the run was stopped: {reason}")

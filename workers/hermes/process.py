@@ -1,0 +1,214 @@
+"""One supervised command as asyncio sees it: read its output, stop it, be sure that nothing of it is left.
+
+Back-pressure: nothing is read ahead beyond one small buffer, so a caller that does not read stops the command's writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, TypeAlias
+
+from workers import metrics
+from workers.hermes import leftovers
+
+__all__ = ["NotStarted", "SupervisedProcess"]
+
+_READ = 64 * 1024
+_STDERR_KEPT = 64 * 1024
+_Reading: TypeAlias = "tuple[asyncio.StreamReader, asyncio.ReadTransport]"
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
+
+
+class NotStarted(Exception):
+    """The command could not be started. ``missing``: there is no such program, or it is not executable."""
+
+    def __init__(self, message: str, *, missing: bool) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+
+class SupervisedProcess:
+    """Made by ``start``. ``aclose`` must be called: it ends whatever is left."""
+
+    def __init__(self, process: subprocess.Popen[bytes], pipes: _Pipes, mark: str, grace: float) -> None:
+        self._process, self._pipes, self.mark, self._grace = process, pipes, mark, grace
+        self._kept: deque[bytes] = deque()
+        self._kept_size = 0
+        self._killing = False
+        self.pid = 0
+        self.exit_code: int | None = None
+        self.killed = 0
+        """Processes that had to be killed after the command's own end, or after its grace."""
+        self._exited = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @classmethod
+    async def start(cls, argv: Sequence[str], env: Mapping[str, str], *, grace: float, mark: str) -> SupervisedProcess:
+        """Raises ``NotStarted``. Cancelled, it leaves nothing running."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with theirs:
+            try:
+                process = _spawn(argv, env, grace, theirs)
+            except BaseException:
+                ours.close()
+                raise
+        self = cls(process, await _Pipes.of(process, ours), mark, grace)
+        self._tasks.append(asyncio.create_task(self._keep_stderr(), name="hermes stderr"))
+        try:
+            await self._expect_start(argv[0])
+        except BaseException:
+            await self.aclose()
+            raise
+        metrics.PROCESSES.inc()
+        self._tasks.append(asyncio.create_task(self._watch(), name="hermes supervisor"))
+        return self
+
+    async def _expect_start(self, program: str) -> None:
+        line = await self._pipes.control.readline()
+        answer = json.loads(line) if line.endswith(b"\n") else {"error": "its supervisor ended at once", "errno": 0}
+        if "error" in answer:
+            missing = answer["errno"] in (errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ENOEXEC)
+            raise NotStarted(f"{program!r} could not be started: {answer['error']}", missing=missing)
+        self.pid = answer["started"]
+
+    async def read(self) -> bytes:
+        """The next piece of standard output; ``b""`` at its end, which comes when every holder of it has gone."""
+        return await self._pipes.stdout.read(_READ)
+
+    @property
+    def stderr(self) -> str:
+        """The end of what came on standard error so far."""
+        return b"".join(self._kept).decode("utf-8", "replace")
+
+    async def wait(self) -> int | None:
+        """The command's exit code, negative for a signal, once it has ended. ``None``: its supervisor was killed."""
+        await self._exited.wait()
+        return self.exit_code
+
+    def stop(self) -> None:
+        """SIGTERM now, SIGKILL of everything after the grace. Harmless when repeated."""
+        self._ask(b"s")
+
+    def kill(self) -> None:
+        """SIGKILL of everything now."""
+        self._killing = True
+        self._ask(b"k")
+
+    async def aclose(self, *, patience: float = 0.0) -> None:
+        """Return when nothing of the command is left: give it ``patience`` seconds to end by itself, then stop it.
+
+        Cancelled, it still leaves the supervisor, which sees the closed pipe and does the rest by itself.
+        """
+        try:
+            if patience and self._exited_not():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._drain_until_exit(), patience)
+            self.stop()
+            await self._drain_until_exit()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            self._pipes.close()
+        await asyncio.to_thread(self._process.wait)
+
+    def _exited_not(self) -> bool:
+        return not self._exited.is_set()
+
+    async def _drain_until_exit(self) -> None:
+        """Read on, so that a command that is still writing can end."""
+        while await self.read():
+            pass
+
+    def _ask(self, what: bytes) -> None:
+        if not self._pipes.asking.is_closing():
+            self._pipes.asking.write(what)
+
+    async def _keep_stderr(self) -> None:
+        while chunk := await self._pipes.stderr.read(_READ):
+            self._kept.append(chunk)
+            self._kept_size += len(chunk)
+            while self._kept_size - len(self._kept[0]) >= _STDERR_KEPT:
+                self._kept_size -= len(self._kept.popleft())
+
+    async def _watch(self) -> None:
+        clean = False
+        try:
+            while line := await self._pipes.control.readline():
+                said = json.loads(line)
+                if "exit" in said:
+                    self.exit_code = said["exit"]
+                    self._exited.set()
+                if "clean" in said:
+                    clean, self.killed = True, said["clean"]
+            if not clean:
+                await self._clear_up()
+        finally:
+            self._exited.set()
+            metrics.PROCESSES.dec()
+            metrics.KILLED.inc(self.killed)
+
+    async def _clear_up(self) -> None:
+        """The supervisor was killed. The kernel has told the command to end; see that it does, and all of it."""
+        metrics.SUPERVISORS_LOST.inc()
+        grace = 0.0 if self._killing else self._grace
+        self.killed = await asyncio.to_thread(leftovers.end, self.mark, grace)
+
+
+class _Pipes:
+    """The asyncio ends of a process that asyncio did not start.
+
+    asyncio's own subprocess transport kills its child when it is closed or collected, and a supervisor that is killed
+    cannot clear up. Here it only loses its pipe, which is what it waits for.
+    """
+
+    def __init__(self, stdout: _Reading, stderr: _Reading, control: asyncio.StreamReader, asking: asyncio.StreamWriter):
+        (self.stdout, out), (self.stderr, err) = stdout, stderr
+        self.control, self.asking = control, asking
+        self._transports = out, err
+
+    @classmethod
+    async def of(cls, process: subprocess.Popen[bytes], control: socket.socket) -> _Pipes:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        reader, writer = await asyncio.open_connection(sock=control)
+        return cls(await _reading(process.stdout), await _reading(process.stderr), reader, writer)
+
+    def close(self) -> None:
+        self.asking.close()
+        for transport in self._transports:
+            transport.close()
+
+
+async def _reading(pipe: IO[bytes]) -> _Reading:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=_READ)
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    return reader, transport
+
+
+def _spawn(argv: Sequence[str], env: Mapping[str, str], grace: float, control: socket.socket) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(  # noqa: S603
+            [sys.executable, "-I", "-S", str(_SUPERVISOR), str(control.fileno()), str(grace), *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env=dict(env),
+            pass_fds=(control.fileno(),),
+            # A Ctrl-C in the terminal is for the worker, which then stops its runs in order.
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        raise NotStarted(f"{argv[0]!r} could not be started: {error}", missing=False) from error

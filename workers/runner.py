@@ -1,0 +1,183 @@
+"""What makes a run: the ``Runner`` protocol, what a runner is given, and how runners are found.
+
+Somebody else's agent becomes a runner by an entry point in the group ``runcast.runners``::
+
+    [project.entry-points."runcast.runners"]
+    mine = "my_package:MyRunner"
+
+The entry point names a class or a function without arguments that gives the runner; it is called once a worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from importlib.metadata import entry_points
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import msgspec
+
+from broker.errors import InvalidItem, RuncastError
+from broker.items import FENCES, Cancelled, Failed, Final, Item, Message, Raw
+from broker.merge import Merger
+from broker.requests import RunRequest
+from broker.settings import Settings
+
+__all__ = ["GROUP", "Outcome", "RunContext", "Runner", "RunnerFailed", "load_runners"]
+
+GROUP = "runcast.runners"
+log = logging.getLogger("runcast.worker")
+
+Outcome: TypeAlias = Final | Failed | Cancelled
+"""How a run ended. What is left empty (message, rounds, usage, cost, partial) the worker fills in."""
+
+
+class RunnerFailed(Exception):
+    """Raise it to end the run with ``failed``; what was emitted so far is kept as ``partial``."""
+
+    def __init__(self, code: str, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.code, self.message, self.retryable = code, message, retryable
+
+
+@runtime_checkable
+class Runner(Protocol):
+    """Makes runs, several at once.
+
+    ``run`` emits items through the context and returns the outcome. Only a returned ``Final`` is a success: returning
+    anything else, returning nothing, or raising is a failure. It must watch ``context.stop`` and return soon after it
+    is set; ``stop_grace`` (optional, seconds, 10) later it is cancelled. The fence is written as soon as ``run`` has
+    returned, or at the end of that grace, so what takes time and makes no item belongs into ``context.defer``.
+    """
+
+    name: str
+
+    async def run(self, context: RunContext) -> Outcome: ...
+
+
+class RunContext:
+    """One attempt of one run, as its runner sees it."""
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        attempt: int,
+        request: RunRequest,
+        session_id: str | None,
+        settings: Settings,
+        publish: Callable[[Item | Raw], Awaitable[None]],
+    ) -> None:
+        self.run_id, self.attempt, self.request = run_id, attempt, request
+        self.session_id, self.settings = session_id, settings
+        self.stop = asyncio.Event()
+        """Set: come to an end. ``stop_reason`` says why."""
+        self.stop_reason: str | None = None
+        self.hurry = False
+        """The worker does not wait: end what is left without grace."""
+        self.hermes_session_id: str | None = None
+        self.round = 1
+        self.broken: RuncastError | None = None
+        """Why nothing can be published any more, once that is so."""
+        self._publish = publish
+        self._merger = Merger()
+        self._deferred: list[Callable[[], Awaitable[None]]] = []
+        self._settled = 0
+
+    async def emit(self, item: Item | Raw) -> None:
+        """Publish an item. Waits while the store is slower than the runner: back-pressure.
+
+        A delta of a later round first closes the one before with its ``message`` item. Cancelled while it waits, the
+        item was not taken. Raises ``InvalidItem``, and what ends the run: ``Fenced``, ``Sealed``, ``OutageTooLong``.
+        """
+        type_ = item.type if isinstance(item, Raw) else str(type(item).__struct_config__.tag)
+        if type_ in FENCES:
+            raise InvalidItem(f"a runner returns its outcome, it does not emit {type_!r}")
+        round_ = _round_of(item, type_)
+        if round_ is not None and round_ > self.round:
+            await self.end_round()
+            self.round = round_
+        await self._put(item)
+        if type_ == "message" and round_ is not None:
+            self._settled = max(self._settled, round_)
+
+    async def end_round(self) -> None:
+        """Emit the merged ``message`` of the round under way, if it has content and was not closed yet."""
+        number = max(self.round, self._merger.rounds)
+        if number <= self._settled:
+            return
+        message = self._merger.message(number)
+        if message is not None:
+            self._settled = number
+            await self._put(Message(round=number, message=message))
+
+    def defer(self, cleanup: Callable[[], Awaitable[None]]) -> None:
+        """Have ``cleanup`` awaited after the fence was written, whichever it was. The last deferred comes first."""
+        self._deferred.append(cleanup)
+
+    # For the worker.
+
+    def request_stop(self, reason: str) -> None:
+        """The first reason counts."""
+        if self.stop_reason is None:
+            self.stop_reason = reason
+        self.stop.set()
+
+    def break_off(self, error: RuncastError) -> None:
+        """Nothing may be published any more: every ``emit`` raises ``error`` from now on."""
+        self.broken = self.broken or error
+        self.request_stop(error.code)
+
+    def complete(self, outcome: Outcome) -> Outcome:
+        """The outcome with what the runner left empty."""
+        merged = self._merger
+        seen: dict[str, Any] = {"hermes_session_id": self.hermes_session_id, "usage": merged.usage, "cost": merged.cost}
+        if isinstance(outcome, Final):
+            seen |= {"message": merged.message(), "rounds": merged.rounds}
+        else:
+            seen["partial"] = merged.partial()
+        missing = {name: value for name, value in seen.items() if not getattr(outcome, name)}
+        return msgspec.structs.replace(outcome, **missing)
+
+    async def clean_up(self) -> None:
+        while self._deferred:
+            try:
+                await self._deferred.pop()()
+            except Exception:
+                log.exception("cleaning up after run %s failed", self.run_id)
+
+    # Inside.
+
+    async def _put(self, item: Item | Raw) -> None:
+        if self.broken is not None:
+            raise self.broken
+        try:
+            await self._publish(item)
+        except InvalidItem:
+            raise
+        except RuncastError as error:
+            self.break_off(error)
+            raise
+        self._merger.add(item)
+
+
+_ROUNDED = frozenset({"message.delta", "reasoning.delta", "refusal.delta", "annotation", "tool_call.delta", "message"})
+
+
+def _round_of(item: Item | Raw, type_: str) -> int | None:
+    if type_ not in _ROUNDED:
+        return None
+    round_ = item.fields.get("round", 1) if isinstance(item, Raw) else getattr(item, "round", 1)
+    return round_ if isinstance(round_, int) else None
+
+
+def load_runners() -> dict[str, Runner]:
+    """All runners that are installed, by name. One that cannot be loaded is logged and left out."""
+    runners: dict[str, Runner] = {}
+    for point in entry_points(group=GROUP):
+        try:
+            runners[point.name] = point.load()()
+        except Exception:
+            log.exception("the runner %r (%s) cannot be loaded", point.name, point.value)
+    return runners
