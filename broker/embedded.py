@@ -47,18 +47,14 @@ class Pids(NamedTuple):
 
 
 async def attach(directory: str | Path, timeout: float = _START) -> Attachment:
-    """``attach_now`` in a thread. Cancelled, it detaches again."""
-    starting = asyncio.ensure_future(asyncio.to_thread(attach_now, directory, timeout))
+    """``attach_now`` for a coroutine: it waits in a thread. Cancelled, it detaches."""
+    attachment = Attachment(Path(directory).expanduser().absolute())
     try:
-        return await asyncio.shield(starting)
-    except asyncio.CancelledError:
-        starting.add_done_callback(_detach_when_done)
+        await attachment.ensure(timeout)
+    except BaseException:
+        attachment.close()
         raise
-
-
-def _detach_when_done(starting: asyncio.Future[Attachment]) -> None:
-    if not starting.cancelled() and starting.exception() is None:
-        starting.result().close()
+    return attachment
 
 
 def attach_now(directory: str | Path, timeout: float = _START) -> Attachment:
@@ -116,11 +112,11 @@ class Attachment:
         self._fds.append(fd)
         return f"/proc/self/fd/{fd}/{keeper.SOCKET}"
 
-    async def ensure(self) -> None:
+    async def ensure(self, timeout: float = _START) -> None:
         """The server serves, or is started. Cancelling the wait does not cancel the start, which is shared by all who
         wait. Raises as ``attach_now`` does."""
         if self._starting is None or self._starting.done():
-            self._starting = asyncio.create_task(asyncio.to_thread(self.ensure_now, _START))
+            self._starting = asyncio.create_task(asyncio.to_thread(self.ensure_now, timeout))
             self._starting.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.shield(self._starting)
 

@@ -9,11 +9,11 @@ first:
 | nobody holds ``users.lock`` any more (the kernel drops a dead user's lock) | stops the server, ends |
 | the server died | ends; the users' next command starts a new keeper |
 | SIGTERM | stops the server, ends |
-| it is killed itself | the kernel kills the server with it (Linux: parent death signal) |
+| it is killed itself | the kernel sends the server SIGTERM (Linux: parent death signal), which stops orderly |
 
-Locks (flock) in the directory: ``start.lock`` serialises those who start a keeper; ``users.lock`` is shared by users and
-taken alone by a keeper that stops; ``keeper.lock`` is held by the living keeper; ``server.lock`` by keeper and server
-both, so a new server never opens the files of one that is still dying.
+Locks (flock) in the directory: ``start.lock`` serialises those who start a keeper; ``users.lock`` is shared by users
+and taken alone by a keeper that stops; ``keeper.lock`` is held by the living keeper; ``server.lock`` by keeper and
+server both, so a new server never opens the files of one that is still dying.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _detach() -> None:
 def _keep(server: str, report: int) -> None:
     try:
         held = _lock("keeper.lock", 0.0)
-        locked = _lock("server.lock", _STOP_SECONDS, shut_down=True)
+        locked = _lock("server.lock", _STOP_SECONDS, held_by=_previous(held))
         wakeup = _signals()
         pid = _spawn(server, locked)
         os.ftruncate(held, 0)
@@ -93,21 +93,37 @@ def _keep(server: str, report: int) -> None:
     _watch(pid, wakeup)
 
 
-def _lock(name: str, seconds: float, *, shut_down: bool = False) -> int:
-    """An exclusive lock on a file of the directory. With ``shut_down``, a server that outlived its keeper (where the
-    kernel knows no parent death signal) is asked to go."""
+def _lock(name: str, seconds: float, *, held_by: int = 0) -> int:
+    """An exclusive lock on a file of the directory. ``held_by`` is a server that outlived its keeper: it is asked to
+    go, and forced where it has not after a quarter of the time (a stopped or stuck one hears nothing)."""
     fd = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
-    end = time.monotonic() + seconds
+    began = time.monotonic()
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return fd
         except BlockingIOError:
-            if time.monotonic() >= end:
+            passed = time.monotonic() - began
+            if passed >= seconds:
                 raise NotStarted(f"{name} is held by another process") from None
-        if shut_down:
-            _ask(b"SHUTDOWN\r\n")
+        if held_by and _is_ours(held_by):
+            os.kill(held_by, signal.SIGKILL if passed > seconds / 4 else signal.SIGTERM)
         time.sleep(0.01)
+
+
+def _previous(held: int) -> int:
+    """The server of the keeper before us, as that noted it."""
+    noted = os.pread(held, 64, 0).split()
+    return int(noted[1]) if len(noted) == 2 and noted[1].isdigit() else 0
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether that process works in this directory: process ids are used again. (Nobody is forced where the kernel
+    does not say.)"""
+    try:
+        return os.path.samefile(f"/proc/{pid}/cwd", ".")
+    except OSError:
+        return False
 
 
 def _signals() -> socket.socket:
@@ -140,7 +156,7 @@ def _spawn(server: str, locked: int) -> int:
         return pid
     try:
         if libc is not None:
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             if os.getppid() != ours:
                 os._exit(1)
         signal.set_wakeup_fd(-1)
@@ -187,7 +203,7 @@ def _watch(pid: int, wakeup: socket.socket) -> None:
     unused, told = os.pipe()
     threading.Thread(target=_wait_unused, args=(told,), daemon=True).start()
     while not _ended(pid):
-        ready, _, _ = select.select([wakeup, unused], [], [])
+        ready, _, _ = select.select([wakeup.fileno(), unused], [], [])
         if unused in ready or signal.SIGTERM in wakeup.recv(64):
             _stop(pid)
             return

@@ -28,7 +28,7 @@ async def open_memory(name: str) -> MemoryWire:
     server = _servers.get(name)
     if server is None:
         server = _servers[name] = FakeServer(version=(7,), server_type="redis")
-    connection = FakeAsyncRedisConnection(server=server, protocol=2, socket_timeout=None, driver_info=None)
+    connection: Any = FakeAsyncRedisConnection(server=server, protocol=2, socket_timeout=None, driver_info=None)
     await connection.connect()
     return MemoryWire(connection, f"memory:{name}")
 

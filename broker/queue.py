@@ -69,7 +69,7 @@ class Queue:
         return await self._first(reply[0][1]) if reply else None
 
     async def reclaim(self, consumer: str, idle: float) -> Taken | None:
-        """One entry that was taken ``idle`` seconds ago and left lying, now this consumer's; ``None``: there is none."""
+        """One entry that was taken ``idle`` seconds ago and left lying, now this consumer's, or ``None``."""
         command = (b"XAUTOCLAIM", self._key, GROUP, consumer, int(idle * 1000), self._cursor, b"COUNT", 1)
         try:
             reply = await self._store.call(*command)

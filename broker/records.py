@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from broker.errors import StoreError
 
-__all__ = ["ENDED", "STATUSES", "Beat", "RunRecord", "pairs", "parse_record"]
+__all__ = ["ENDED", "STATUSES", "Beat", "RunRecord", "Standing", "pairs", "parse_record"]
 
 STATUSES = ("queued", "running", "completed", "failed", "cancelled")
 ENDED = frozenset({"completed", "failed", "cancelled"})
@@ -21,6 +21,21 @@ class Beat(NamedTuple):
     last: int
     epoch: int
     cancel_requested: bool
+
+
+class Standing(Protocol):
+    """What is to be known of a run to queue it again: a record, or a part of one."""
+
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def beat(self) -> str: ...
+    @property
+    def queue_entry(self) -> str: ...
 
 
 class RunRecord(msgspec.Struct, kw_only=True, frozen=True):

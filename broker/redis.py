@@ -25,7 +25,7 @@ from broker.wire import Arg, ReplyError, Wire, open_socket, pack
 __all__ = ["Link", "Refused", "Stats", "Store"]
 
 _NOT_NOW = frozenset(
-    {"LOADING", "READONLY", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "NOREPLICAS", "UNBLOCKED", "MISCONF", "OOM", "BUSY"}
+    "LOADING READONLY MASTERDOWN TRYAGAIN CLUSTERDOWN NOREPLICAS UNBLOCKED MISCONF OOM BUSY".split(),
 )
 """Replies that say: later, or elsewhere. The connection is closed, so that the next one is made anew (a promoted
 replica is found through its name)."""

@@ -9,7 +9,7 @@ import hashlib
 import hmac
 import logging
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from broker.bus import Bus
 from broker.errors import (
@@ -29,7 +29,7 @@ from broker.ids import IdMaker, check_id
 from broker.listing import list_runs
 from broker.log import RunLog
 from broker.queue import Queue
-from broker.records import Beat, RunRecord, pairs, parse_record
+from broker.records import Beat, RunRecord, Standing, pairs, parse_record
 from broker.redis import Store
 from broker.requests import RunRequest
 from broker.scripts import SCRIPTS
@@ -48,21 +48,6 @@ _REFUSALS = {
     b"claimed": "somebody else claimed it",
     b"attempt": "that attempt is over",
 }
-
-
-class _Queued(Protocol):
-    """What is to be known of a run to mend it: a record, or a part of one."""
-
-    @property
-    def run_id(self) -> str: ...
-    @property
-    def status(self) -> str: ...
-    @property
-    def attempt(self) -> int: ...
-    @property
-    def beat(self) -> str: ...
-    @property
-    def queue_entry(self) -> str: ...
 
 
 class Runs:
@@ -282,7 +267,7 @@ class Runs:
         reply: Sequence[Any] = await self.store.script(SCRIPTS["takeover"], keys, args)
         return reply
 
-    async def mend(self, records: Sequence[_Queued]) -> int:
+    async def mend(self, records: Sequence[Standing]) -> int:
         """Queue those queued runs that have waited ``requeue_after`` by the store's clock and are in no queue.
 
         Of several callers one queues a run; a run that merely waits for a free worker stays where it is.

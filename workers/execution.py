@@ -77,6 +77,10 @@ class Execution:
             return RunRequest(runner=self.runner_name, input=RunInput(message=""))
 
     @property
+    def _stop_grace(self) -> float:
+        return float(getattr(self._runner, "stop_grace", _STOP_GRACE))
+
+    @property
     def runner_name(self) -> str:
         return self._record.runner
 
@@ -101,7 +105,8 @@ class Execution:
         now = time.monotonic()
         self._unheard = self._unheard or now
         if now - self._unheard > self._broker.settings.outage_limit:
-            self.context.break_off(OutageTooLong("the store has not answered a beat for longer than RUNCAST_OUTAGE_LIMIT"))
+            message = "the store has not answered a beat for longer than RUNCAST_OUTAGE_LIMIT"
+            self.context.break_off(OutageTooLong(message))
 
     def fenced(self, error: RuncastError) -> None:
         """The run is somebody else's by now."""
@@ -140,7 +145,8 @@ class Execution:
         self._listen()
         await self._open()
         if self._unreadable:
-            return Failed(code="invalid_request", message=f"this worker cannot read the run's request: {self._unreadable}")
+            message = f"this worker cannot read the run's request: {self._unreadable}"
+            return Failed(code="invalid_request", message=message)
         if self._runner is None:
             known = ", ".join(self._known) or "none is installed"
             return Failed(code="unknown_runner", message=f"no runner {self.runner_name!r} here: known are {known}")
@@ -163,11 +169,12 @@ class Execution:
         self.context.request_stop("deadline")
         if self.context.broken is None:
             await self._say_stop(task)
-        await self._wait(task, self._hurry, getattr(self._runner, "stop_grace", _STOP_GRACE))
+        await self._wait(task, self._hurry, self._stop_grace)
 
     async def _say_stop(self, task: asyncio.Task[Outcome]) -> None:
         """Tell the viewers, unless that would have to wait for a store that is away."""
-        saying = asyncio.create_task(self._publish(Event(name="stop.requested", payload={"reason": self.context.stop_reason})))
+        event = Event(name="stop.requested", payload={"reason": self.context.stop_reason})
+        saying = asyncio.create_task(self._publish(event))
         await asyncio.wait({saying, task}, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
         saying.cancel()
         await asyncio.gather(saying, return_exceptions=True)
@@ -191,7 +198,8 @@ class Execution:
             outcome = task.result()
             if isinstance(outcome, (Final, Failed, Cancelled)):
                 return outcome
-            return Failed(code="no_outcome", message=f"the runner ended without an outcome: it returned {type(outcome).__name__}")
+            message = f"the runner ended without an outcome: it returned {type(outcome).__name__}"
+            return Failed(code="no_outcome", message=message)
         if isinstance(error, RunnerFailed):
             return Failed(code=error.code, message=error.message, retryable=error.retryable)
         log.error("the runner of run %s raised", self.run_id, exc_info=error)
@@ -204,7 +212,8 @@ class Execution:
         try:
             await self.publisher.seal(fence)
         except InvalidItem as error:
-            fence = Failed(code="invalid_outcome", message=f"the runner's outcome cannot be stored: {error}"[:_MESSAGE_MAX])
+            message = f"the runner's outcome cannot be stored: {error}"[:_MESSAGE_MAX]
+            fence = Failed(code="invalid_outcome", message=message)
             await self._seal_anew(fence)
         except (StoreUnavailable, Fenced, Sealed):
             raise
@@ -248,16 +257,17 @@ class Execution:
 
     async def _end_runner(self) -> None:
         task = self._task
-        if task is None or task.done():
+        if task is None:
             return
-        if self.context.broken is not None and not self.context.hurry:
-            await asyncio.wait({task}, timeout=getattr(self._runner, "stop_grace", _STOP_GRACE))
-        task.cancel()
-        await asyncio.wait({task}, timeout=_CANCEL_PATIENCE)
+        if not task.done() and self.context.broken is not None and not self.context.hurry:
+            await asyncio.wait({task}, timeout=self._stop_grace)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=_CANCEL_PATIENCE)
         if not task.done():
             log.error("the runner of run %s does not end though it was cancelled", self.run_id)
-        elif not task.cancelled() and (error := task.exception()) is not None:
-            log.info("the runner of run %s ended with %r after its stop", self.run_id, error)
+        elif self.context.stop_reason and not task.cancelled() and (error := task.exception()) is not None:
+            log.info("the runner of run %s ended after its stop with %r", self.run_id, error)
 
 
 def _stopped(reason: str) -> Outcome:
@@ -267,6 +277,7 @@ def _stopped(reason: str) -> Outcome:
         case "deadline":
             return Failed(code="deadline", message="the run did not end within its deadline_s")
         case "worker_stopped":
-            return Failed(code="worker_stopped", message="the worker was stopped before the run had ended", retryable=True)
+            message = "the worker was stopped before the run had ended"
+            return Failed(code="worker_stopped", message=message, retryable=True)
         case _:
             return Failed(code=reason, message=f"the run was stopped: {reason}")

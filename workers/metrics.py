@@ -23,7 +23,7 @@ RUNNING = Gauge("runcast_worker_running", "Runs that this worker holds now, thei
 CLAIMS = Counter("runcast_worker_claims", "Runs claimed", ["runner"])
 CLAIMS_REFUSED = Counter("runcast_worker_claims_refused", "Queue entries whose claim was refused")
 OUTCOMES = Counter("runcast_worker_outcomes", "Fences written", ["runner", "outcome", "code"])
-LOST_OUTCOMES = Counter("runcast_worker_outcomes_lost", "Outcomes that could not be stored because the store stayed away")
+LOST_OUTCOMES = Counter("runcast_worker_outcomes_lost", "Outcomes that could not be stored")
 FENCED = Counter("runcast_worker_fenced", "Runs that were taken over while this worker still ran them")
 BEATS_FAILED = Counter("runcast_worker_beats_failed", "Beats that the store did not answer")
 

@@ -57,8 +57,8 @@ _BEFORE = (
     "Let me look at the clock of this machine first. "
 )
 _AFTER = (
-    "\n\nThere it is. Every word that you saw was an item of its own in the run's log, and so were the tool's start and end. "
-    "Open a second screen on this run, or reload in the middle of it: nothing is lost, and nothing comes twice."
+    "\n\nThere it is. Every word that you saw was an item of its own in the run's log, and so were the tool's start "
+    "and end. Open a second screen on this run, or reload in the middle of it: nothing is lost, and nothing comes twice."
 )
 _DEMO_RATE = 18.0
 _TOOL = "clock"
@@ -206,7 +206,8 @@ class _Play:
 
     async def _count(self, number: int, words: int) -> None:
         if self._script.usage:
-            spent = {"input_tokens": 100 * number, "output_tokens": words + self._script.reasoning, "cache_read_tokens": 10}
+            output = words + self._script.reasoning
+            spent = {"input_tokens": 100 * number, "output_tokens": output, "cache_read_tokens": 10}
             self._totals = {name: self._totals[name] + n for name, n in spent.items()}
             await self._emit(msgspec.convert({"type": "usage", **spent, "total": self._totals}, Usage))
         if self._script.cost:

@@ -17,7 +17,16 @@ import socket
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from broker.errors import ClaimRefused, Fenced, InvalidId, RuncastError, RunNotFound, Sealed, StoreError, StoreUnavailable
+from broker.errors import (
+    ClaimRefused,
+    Fenced,
+    InvalidId,
+    RuncastError,
+    RunNotFound,
+    Sealed,
+    StoreError,
+    StoreUnavailable,
+)
 from broker.queue import Taken
 from broker.records import RunRecord
 from broker.redis import Link

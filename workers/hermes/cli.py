@@ -62,7 +62,7 @@ class HermesCall:
             yield self.seen.close(succeeded=self._exit_code == 0)
 
     async def _read(self) -> bytes:
-        """The next chunk; ``b""`` at the end, or when a limit of time has passed. Only time spent waiting is silence."""
+        """The next chunk; ``b""`` at the end, or when a limit has passed. Only time spent waiting is silence."""
         total, silence = self._settings.timeout, self._settings.silence
         left = total - (time.monotonic() - self._started) if total else None
         wait = min(x for x in (left, silence or None) if x is not None) if left is not None or silence else None

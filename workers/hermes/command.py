@@ -72,7 +72,7 @@ def _check(argument: str) -> None:
         raise RefusedCall("invalid_prompt", f"the prompt or an option is no valid Unicode: {error}") from error
     if size > ARGUMENT_MAX:
         allowed = ARGUMENT_MAX - len("--query=") - 1
-        message = f"{size:,} bytes are too long for one argument of a command: a prompt may have {allowed:,} bytes of UTF-8"
+        message = f"{size:,} bytes are too many for one argument of a command: a prompt may have {allowed:,}"
         raise RefusedCall("prompt_too_long", message)
 
 

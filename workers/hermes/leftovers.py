@@ -39,7 +39,10 @@ def _alive(pid: int) -> bool:
 
 
 def end(mark: str, grace: float) -> int:
-    """SIGTERM, ``grace`` seconds, then SIGKILL until nothing is left. Returns how many were killed. Blocks: not for the loop."""
+    """SIGTERM, ``grace`` seconds, then SIGKILL until nothing is left; returns how many were killed.
+
+    Blocks: not for the event loop.
+    """
     first = known = marked(mark)
     for pid in first:
         _send(pid, signal.SIGTERM)

@@ -41,7 +41,7 @@ _HELD_MAX = 64 * 1024
 _STRAY_MAX = 4_000
 _ERROR_MAX = 500
 _NO_REPLY = ("⚠️ No reply", "⚠ No reply", "explainer.no_reply_prefix")
-"""How Hermes words its own notice that the model said nothing. The last is the bare key, from builds without catalogs."""
+"""How Hermes words its notice that the model said nothing. The last is the bare key, of builds without catalogs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class OutputParser:
         return [item for line in self._splitter.feed(chunk) for item in self._line(line, "\n")]
 
     def close(self, *, succeeded: bool = True) -> list[Item]:
-        """The end of the output. ``succeeded``: the command's exit code was 0, so lines that it printed are an answer."""
+        """The end of the output. ``succeeded``: the exit code was 0, so plain lines are an answer."""
         items = [item for line in self._splitter.close() for item in self._line(line, "")]
         if self._held:
             text = self._release()
@@ -213,7 +213,7 @@ class OutputParser:
         return call_id
 
     def _match(self, wire_id: str | None, name: str) -> _OpenCall:
-        """With an id the call of that id, else the oldest open one of that name; else a call whose start went unseen."""
+        """The open call of that id; without id the oldest open one of that name; else one whose start went unseen."""
         for call in self._open:
             if (call.wire_id == wire_id) if wire_id else (call.name == name):
                 self._open.remove(call)
@@ -243,7 +243,8 @@ class OutputParser:
         return items + _usage_items(result.usage)
 
     def _reconcile(self, result: HermesResult) -> list[Item]:
-        """``result.text`` is the last round's text, stripped. What it has beyond the deltas is emitted; a difference is said.
+        """``result.text`` is the last round's text, stripped. What it has beyond the deltas is emitted; any other
+        difference is reported.
 
         Where ``error`` is set, or nothing was answered, the text is Hermes' own wording of the failure.
         """

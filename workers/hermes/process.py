@@ -15,7 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import IO, Any, TypeAlias
 
 from workers import metrics
 from workers.hermes import leftovers
@@ -75,7 +75,9 @@ class SupervisedProcess:
 
     async def _expect_start(self, program: str) -> None:
         line = await self._pipes.control.readline()
-        answer = json.loads(line) if line.endswith(b"\n") else {"error": "its supervisor ended at once", "errno": 0}
+        answer: dict[str, Any] = {"error": "its supervisor ended at once", "errno": 0}
+        if line.endswith(b"\n"):
+            answer = json.loads(line)
         if "error" in answer:
             missing = answer["errno"] in (errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ENOEXEC)
             raise NotStarted(f"{program!r} could not be started: {answer['error']}", missing=missing)
@@ -197,9 +199,11 @@ async def _reading(pipe: IO[bytes]) -> _Reading:
     return reader, transport
 
 
-def _spawn(argv: Sequence[str], env: Mapping[str, str], grace: float, control: socket.socket) -> subprocess.Popen[bytes]:
+def _spawn(
+    argv: Sequence[str], env: Mapping[str, str], grace: float, control: socket.socket
+) -> subprocess.Popen[bytes]:
     try:
-        return subprocess.Popen(  # noqa: S603
+        return subprocess.Popen(
             [sys.executable, "-I", "-S", str(_SUPERVISOR), str(control.fileno()), str(grace), *argv],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -21,10 +21,10 @@ class HermesSettings(BaseSettings):
     bin: str = Field(default="hermes", min_length=1, description="the program, looked up on PATH unless it is a path")
     mode: str = Field(default="auto", description="how Hermes' stream is read; auto takes the best that is there")
     stream_args: str = Field(default="", description="shell words, appended to the stream command")
-    grace: float = Field(default=8.0, ge=5.0, description="between SIGTERM and SIGKILL; in a tool Hermes needs 4 to 5 s")
-    timeout: float = Field(default=0.0, ge=0, description="for a whole run; 0: none")
-    silence: float = Field(default=0.0, ge=0, description="without one byte of output before a run is given up; 0: none")
-    line_max_bytes: int = Field(default=16 << 20, ge=1 << 16, description="a longer line of output is left out, and said so")
+    grace: float = Field(default=8.0, ge=5.0, description="from SIGTERM to SIGKILL; in a tool Hermes needs 4 to 5 s")
+    timeout: float = Field(default=0.0, ge=0, description="of a whole run; 0: none")
+    silence: float = Field(default=0.0, ge=0, description="without a byte of output before it is given up; 0: none")
+    line_max_bytes: int = Field(default=16 << 20, ge=1 << 16, description="a longer line is left out, and said so")
 
     @field_validator("mode")
     @classmethod

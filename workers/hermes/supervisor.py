@@ -107,7 +107,7 @@ class Supervisor:
     def _start(self) -> bool:
         parent = os.getpid()
         try:
-            child = subprocess.Popen(  # noqa: S603
+            child = subprocess.Popen(
                 self._argv, stdin=subprocess.DEVNULL, preexec_fn=lambda: _in_child(parent), restore_signals=True
             )
         except (OSError, ValueError, subprocess.SubprocessError) as error:

@@ -46,7 +46,7 @@ class Failure:
 
 
 def judge(seen: OutputParser, exit_code: int | None, stderr: str) -> Failure | None:
-    """``None``: completed. ``exit_code`` is the process's own (``None`` where it is not known), negative for a signal."""
+    """``None``: completed. ``exit_code`` is the process's own: negative for a signal, ``None`` if it is not known."""
     failure = _of_result(seen, stderr) if seen.result is not None else _without_result(seen, exit_code, stderr)
     if failure is None:
         return None
@@ -66,7 +66,7 @@ def _of_result(seen: OutputParser, stderr: str) -> Failure | None:
         return Failure("hermes_session_not_found", _last_words(stderr))
     message = result.text.strip() or result.error or ""
     if result.error is None and result.text.strip():
-        return Failure("turn_limit", "Hermes reached its turn limit before it was done: its closing words are the last text")
+        return Failure("turn_limit", "Hermes reached its turn limit before it was done; the last text is its closing words")
     if result.error == "credentials or agent init failed":
         return Failure("not_configured", _last_words(stderr) or result.error)
     return _of_provider(f"{result.error or ''}\n{message}", message) or Failure("hermes_failed", message or stderr)
@@ -89,7 +89,8 @@ def _without_result(seen: OutputParser, exit_code: int | None, stderr: str) -> F
         return Failure("hermes_session_not_found", _last_words(stderr))
     if _NOT_SET_UP.search(said):
         return Failure("not_configured", seen.guidance or _last_words(stderr))
-    return _of_provider(said, said) or Failure("hermes_failed", f"Hermes ended with exit code {exit_code}. {said}".strip())
+    other = Failure("hermes_failed", f"Hermes ended with exit code {exit_code}. {said}".strip())
+    return _of_provider(said, said) or other
 
 
 def _of_provider(text: str, message: str) -> Failure | None:
