@@ -24,7 +24,7 @@ from broker.items import Entry, Mode, Raw, StreamItem, decode, modes_of, parse_m
 from broker.log import RunLog
 from broker.publisher import Publisher
 from broker.queue import Queue
-from broker.records import RunRecord
+from broker.records import FIRST_EPOCH, RunRecord
 from broker.redis import Store
 from broker.runs import Runs
 from broker.settings import Settings
@@ -120,7 +120,8 @@ class Broker:
             return
         inbox = _Inbox(run_id, wanted, resume.after, compact)
         if resume.reset is not None:
-            inbox.viewer.send(_ENTRIES.reset(run_id, resume.reset))
+            rewound = resume.reset == "ahead" and record.epoch > FIRST_EPOCH
+            inbox.viewer.send(_ENTRIES.reset(run_id, "rewound" if rewound else resume.reset))
         if resume.gap is not None:
             inbox.viewer.send(_ENTRIES.gap(run_id, resume.gap, bounds.first, bounds.last))
         if bounds.final_only:

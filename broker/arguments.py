@@ -76,9 +76,11 @@ def _explain(raw: str, error: Exception) -> dict[str, Any]:
     text = str(error)
     found = _BYTE.search(text)
     if found is not None:
-        code = "trailing" if "trailing characters" in text else "malformed"
-        # The parser counts bytes of UTF-8; a reader of the text counts code points.
-        position = len(raw.encode()[: int(found[1])].decode(errors="ignore"))
+        trailing = "trailing characters" in text
+        # The parser counts bytes of UTF-8 (and stands one behind the first trailing one); a reader of the text
+        # counts code points.
+        position = len(raw.encode()[: int(found[1]) - trailing].decode(errors="ignore"))
+        code = "trailing" if trailing else "truncated" if position >= len(raw) else "malformed"
         return _error(code, _BYTE.sub("", text), position, _repair(raw))
     if "truncated" in text:
         return _error("truncated", text, len(raw), _repair(raw))

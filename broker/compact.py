@@ -7,7 +7,7 @@ A viewer that catches up on ten thousand token deltas wants their text, not ten 
   resumes behind all of its text; one that was cut before it resumes before all of it. Nothing doubles.
 - **Nothing is crossed.** Members follow one another in the log without a hole. So no other item is passed over,
   ``run.restarted`` among them, even where the caller filtered the entries before.
-- **Bounded.** A merged entry holds at most ``MAX_TEXT`` bytes of text (as JSON), unless one delta alone is longer.
+- **Bounded.** A merged entry holds at most ``MAX_TEXT`` bytes of text (as UTF-8), unless one delta alone is longer.
 - **Nothing is lost.** A delta with any field that is not known here (a signature, a mark, what a newer worker adds)
   passes unchanged, as does everything that is no delta.
 
@@ -96,23 +96,19 @@ def compact(entries: Sequence[Entry]) -> list[Entry]:
 class _Block:
     """The adjacent deltas of one block, so far."""
 
-    __slots__ = ("deltas", "first", "last", "overhead", "room")
+    __slots__ = ("deltas", "first", "last", "room")
 
     def __init__(self, entry: Entry, delta: _Delta) -> None:
         self.first = delta
         self.last = entry
         self.deltas = [delta]
-        # What an entry of this block holds beside its text. Taken from the first, since measuring each would cost
-        # as much as decoding it; only the digits of `ts` differ.
-        self.overhead = len(entry.data) - len(_payload(delta).encode())
-        self.room = MAX_TEXT - (len(entry.data) - self.overhead)
+        self.room = MAX_TEXT - _length(delta)
 
     def take(self, entry: Entry, delta: _Delta) -> bool:
         """Add the next entry, if it goes on where this block ends and there is room. False: it does not."""
-        seq, type_, stored = entry
         last = self.last
-        room = self.room - (len(stored) - self.overhead)
-        if room < 0 or seq != last.seq + 1 or type_ != last.type or not _same(self.first, delta):
+        room = self.room - _length(delta)
+        if room < 0 or entry.seq != last.seq + 1 or entry.type != last.type or not _same(self.first, delta):
             return False
         self.room = room
         self.last = entry
@@ -132,8 +128,9 @@ class _Block:
         return Entry(self.last.seq, self.last.type, escape(_encode(merged)))
 
 
-def _payload(delta: _Delta) -> str:
-    return delta.arguments if isinstance(delta, _Call) else delta.text
+def _length(delta: _Delta) -> int:
+    text = delta.arguments if isinstance(delta, _Call) else delta.text
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def _same(first: _Delta, delta: _Delta) -> bool:

@@ -24,7 +24,7 @@ from broker.errors import StoreError, StoreUnavailable
 
 __all__ = ["Attachment", "DataDirUnusable", "EmbeddedUnsupported", "Pids", "attach", "attach_now"]
 
-_START = 30.0
+_START = 60.0  # seconds; nearly all of it is for reading a large append-only file
 _STEP = 0.01
 _SUN_PATH = 100  # a Unix socket's path may have 108 bytes on Linux, 104 on macOS, with the closing NUL
 
@@ -48,7 +48,7 @@ class Pids(NamedTuple):
 
 async def attach(directory: str | Path, timeout: float = _START) -> Attachment:
     """``attach_now`` for a coroutine: it waits in a thread. Cancelled, it detaches."""
-    attachment = Attachment(Path(directory).expanduser().absolute())
+    attachment = Attachment(directory)
     try:
         await attachment.ensure(timeout)
     except BaseException:
@@ -63,7 +63,7 @@ def attach_now(directory: str | Path, timeout: float = _START) -> Attachment:
     ``DataDirUnusable``, ``EmbeddedUnsupported``, ``StoreError`` (the server does not start, and why),
     ``StoreUnavailable`` (not within ``timeout`` seconds). Blocks.
     """
-    attachment = Attachment(Path(directory).expanduser().absolute())
+    attachment = Attachment(directory)
     try:
         attachment.ensure_now(timeout)
     except BaseException:
@@ -75,8 +75,8 @@ def attach_now(directory: str | Path, timeout: float = _START) -> Attachment:
 class Attachment:
     """One user of the server of ``directory``. Others may be in this process and in others."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = directory = Path(directory).expanduser().absolute()
         self._binary = _binary()
         self._closed = False
         self._attached = False

@@ -45,7 +45,7 @@ class Hub:
     def draining(self) -> bool:
         return self._draining
 
-    async def serve(self, viewer: Viewer, *, ended: bool, last: int, average: int = 0, epoch: int = 0) -> None:
+    async def serve(self, viewer: Viewer, *, ended: bool, last: int, average: int = 0, epoch: int) -> None:
         """Serve a viewer until it has the fence, leaves, is cut, or the process drains; ``viewer.reason`` says which.
 
         ``ended``, ``last``, ``epoch`` and ``average`` (bytes an item) are the run's as just read from the log.

@@ -80,6 +80,7 @@ def _keep(server: str, report: int) -> None:
     try:
         held = _lock("keeper.lock", 0.0)
         locked = _lock("server.lock", _STOP_SECONDS, held_by=_previous(held))
+        users = os.open("users.lock", os.O_RDWR | os.O_CREAT, 0o600)
         wakeup = _signals()
         pid = _spawn(server, locked)
         os.ftruncate(held, 0)
@@ -90,7 +91,7 @@ def _keep(server: str, report: int) -> None:
         os._exit(1)
     os.write(report, b"ready")
     os.close(report)
-    _watch(pid, wakeup)
+    _watch(pid, wakeup, users)
 
 
 def _lock(name: str, seconds: float, *, held_by: int = 0) -> int:
@@ -199,9 +200,9 @@ def _log() -> str:
         return str(error)
 
 
-def _watch(pid: int, wakeup: socket.socket) -> None:
+def _watch(pid: int, wakeup: socket.socket, users: int) -> None:
     unused, told = os.pipe()
-    threading.Thread(target=_wait_unused, args=(told,), daemon=True).start()
+    threading.Thread(target=_wait_unused, args=(users, told), daemon=True).start()
     while not _ended(pid):
         ready, _, _ = select.select([wakeup.fileno(), unused], [], [])
         if unused in ready or signal.SIGTERM in wakeup.recv(64):
@@ -209,11 +210,12 @@ def _watch(pid: int, wakeup: socket.socket) -> None:
             return
 
 
-def _wait_unused(told: int) -> None:
+def _wait_unused(users: int, told: int) -> None:
     """Blocks until the last user's lock is gone; from then on a new user waits until we have ended."""
-    fd = os.open("users.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    os.write(told, b"x")
+    try:
+        fcntl.flock(users, fcntl.LOCK_EX)
+    finally:
+        os.write(told, b"x")  # also where locking fails: better no server than one that never stops
 
 
 def _stop(pid: int) -> None:

@@ -43,6 +43,8 @@ _DEEPEST = 32
 """Levels that are cut part by part. What lies deeper is replaced by its JSON text, cut."""
 _LEAST = 16
 """Bytes that a part is left with at least, before whole parts at a container's end go."""
+_LONG_NAME = 64
+"""Names of fields are cut beyond that, where their object is cut. No field of ours has one."""
 
 _decoder = msgspec.json.Decoder(dict[str, Any])
 
@@ -144,16 +146,17 @@ def _shrink_list(value: list[Any], room: int, depth: int) -> list[Any]:
 
 
 def _shrink_dict(value: dict[str, Any], room: int, depth: int) -> dict[str, Any]:
-    keys = {key: _size(key) + 2 for key in value}
-    sizes = {key: keys[key] + _size(part) for key, part in value.items()}
+    sizes = {key: _size(key) + 2 + _size(part) for key, part in value.items()}
     level = _level(list(sizes.values()), room - 1)
     kept: dict[str, Any] = {}
     used = 1
     for key, part in value.items():
-        part = part if sizes[key] <= level else _shrink(part, level - keys[key], depth + 1)
-        size = keys[key] + _size(part)
+        name = key if len(key) <= _LONG_NAME else _cut_text(key, max(level // 2, _LONG_NAME))
+        left = level - _size(name) - 2
+        part = part if sizes[key] <= level else _shrink(part, left, depth + 1)
+        size = _size(name) + 2 + _size(part)
         if used + size <= room:
-            kept[key] = part
+            kept[name] = part
             used += size
     return kept
 

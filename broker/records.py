@@ -9,10 +9,12 @@ import msgspec
 
 from broker.errors import StoreError
 
-__all__ = ["ENDED", "STATUSES", "Beat", "RunRecord", "Standing", "pairs", "parse_record"]
+__all__ = ["ENDED", "FIRST_EPOCH", "STATUSES", "Beat", "RunRecord", "Standing", "pairs", "parse_record"]
 
 STATUSES = ("queued", "running", "completed", "failed", "cancelled")
 ENDED = frozenset({"completed", "failed", "cancelled"})
+FIRST_EPOCH = 1
+"""What ``create`` gives a run. A higher one says that its log was cut, or taken over, at least once."""
 
 
 class Beat(NamedTuple):

@@ -24,9 +24,8 @@ from broker.wire import Arg, ReplyError, Wire, open_socket, pack
 
 __all__ = ["Link", "Refused", "Stats", "Store"]
 
-_NOT_NOW = frozenset(
-    "LOADING READONLY MASTERDOWN TRYAGAIN CLUSTERDOWN NOREPLICAS UNBLOCKED MISCONF OOM BUSY".split(),
-)
+_AWAY = {"LOADING", "READONLY", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "UNBLOCKED"}
+_NOT_NOW = frozenset(_AWAY | {"NOREPLICAS", "MISCONF", "OOM", "BUSY"})
 """Replies that say: later, or elsewhere. The connection is closed, so that the next one is made anew (a promoted
 replica is found through its name)."""
 
@@ -100,9 +99,10 @@ class Store:
         key, ours = self.keys.layout(), str(self.keys.partitions).encode()
         _, theirs = await self.pipeline([(b"SET", key, ours, b"NX"), (b"GET", key)])
         if theirs != ours:
+            there = (theirs or b"?").decode(errors="replace")
             raise LayoutMismatch(
-                f"namespace {self.settings.namespace!r} at {self.shown} is laid out with {theirs!r} partitions, this "
-                f"process is configured with {ours!r}: set RUNCAST_PARTITIONS alike, or use another RUNCAST_NAMESPACE"
+                f"namespace {self.settings.namespace!r} at {self.shown} is laid out with {there} partitions, this "
+                f"process is configured with {ours.decode()}: set RUNCAST_PARTITIONS alike, or take another namespace"
             )
 
     # requests

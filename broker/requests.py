@@ -16,7 +16,7 @@ _Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class RunInput(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class RunInput(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """What the runner is given. ``approvals``: ``yolo`` runs every tool, ``ask`` asks before each dangerous one."""
 
     message: str
@@ -28,7 +28,7 @@ class RunInput(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
     artifacts: list[Any] | None = None
 
 
-class RunRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class RunRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """A run to be made. Options of runners other than Hermes go into ``metadata``. ``deadline_s`` is in seconds."""
 
     input: RunInput
@@ -55,9 +55,14 @@ class RunRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
             raise ItemTooBig(f"the request has {whole} bytes, {2 * max_bytes} are allowed", field="metadata")
 
     def encoded(self) -> bytes:
-        """Its one JSON form: two requests that mean the same have the same. Raises ``InvalidRequest``."""
+        """Its one JSON form, without what is as by default: requests that mean the same have the same.
+
+        A field that a later version adds, at its default, does not change it. Raises ``InvalidRequest``.
+        """
         try:
-            return msgspec.json.encode(self, order="deterministic")
+            whole = msgspec.to_builtins(self)
+            whole["input"] = _stated(whole["input"], _DEFAULTS["input"])
+            return msgspec.json.encode(_stated(whole, _DEFAULTS), order="deterministic")
         except (UnicodeEncodeError, TypeError, msgspec.MsgspecError) as error:
             raise InvalidRequest(f"the request has a value that JSON cannot carry: {error}") from error
 
@@ -66,6 +71,11 @@ class RunRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
         return hashlib.sha256(self.encoded()).hexdigest()
 
 
+def _stated(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
+
+
+_DEFAULTS: dict[str, Any] = msgspec.to_builtins(RunRequest(input=RunInput(message="")))
 _decoder = msgspec.json.Decoder(RunRequest)
 
 

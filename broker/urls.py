@@ -1,10 +1,12 @@
 """Store URLs: one string → what to connect to. Passwords never appear in messages or reprs.
 
-    redis://[user:password@]host[:port][/db]     one server
-    rediss://…?ssl_ca_certs=FILE                 the same with TLS
-    unix:///path/to.sock[?db=0]                  its Unix socket
-    embedded:  embedded:/some/dir                the Valkey server of the wheel, in the data directory or another
-    memory:    memory:name                       fakeredis, one per name and process
+| URL | what it is |
+|---|---|
+| ``redis://[user:password@]host[:port][/db]`` | one server |
+| ``rediss://…?ssl_ca_certs=FILE`` | the same with TLS |
+| ``unix:///path/to.sock[?db=0]`` | its Unix socket |
+| ``embedded:``, ``embedded:/some/dir`` | the Valkey server of the wheel, in the data directory or in another |
+| ``memory:``, ``memory:name`` | fakeredis, one per name and process |
 """
 
 from __future__ import annotations

@@ -19,6 +19,6 @@ def principal_of(connection: HTTPConnection) -> str:
 
 
 async def check_cancel_token(broker: Broker, run_id: str, token: str | None) -> None:
-    """Raises ``Forbidden`` where a token was given that is not this run's; ``StoreUnavailable``."""
-    if token is not None and not await broker.runs.check_cancel_token(run_id, token):
+    """Raises ``Forbidden`` where a token was given that is not this run's. A blank one is none."""
+    if token and not await broker.runs.check_cancel_token(run_id, token):
         raise Forbidden("this cancel token does not belong to this run: use the one that creating the run returned")

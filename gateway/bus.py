@@ -24,7 +24,7 @@ __all__ = ["FAMILIES", "BusFeed", "Kinds", "Listener", "parse_kinds", "render_ev
 FAMILIES = ("run", "session", "task", "worker")
 QUEUE_EVENTS = 1_000
 QUEUE_BYTES = 1 << 20
-_KIND = re.compile(r"(?:\*|(?P<family>[a-z]+)\.(?:\*|[a-z_.]{1,64}))\Z")
+_KIND = re.compile(r"(?:\*|(?P<family>[a-z]{1,16})\.(?:\*|[a-z_]{1,32}(?:\.[a-z_]{1,32}){0,2}))\Z")
 
 
 class Kinds:

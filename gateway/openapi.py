@@ -129,8 +129,19 @@ def _document(app: FastAPI) -> dict[str, Any]:
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     schemas.update(components)
     paths = document.setdefault("paths", {})
+    _drop_fastapis_errors(paths, schemas)
     paths["/v1/runs/{run_id}/stream"] = {
         "get": _stream_operation("stream_run"),
         "head": _stream_operation("stream_run_head"),
     }
     return document
+
+
+def _drop_fastapis_errors(paths: dict[str, Any], schemas: dict[str, Any]) -> None:
+    """FastAPI documents its own 422 wherever a route has parameters; ours are problems, described by the routes."""
+    for operation in (operation for item in paths.values() for operation in item.values()):
+        body = operation["responses"].get("422", {}).get("content", {})
+        if "application/json" in body:
+            del operation["responses"]["422"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)

@@ -168,7 +168,7 @@ def _refuse(message: str, body: Any) -> NoReturn:
 
 
 def _type_at(type_: Any, path: str) -> Any:
-    """The type of the field at ``path`` (``input.approvals``) of a struct; None where it leads through anything else."""
+    """The type of the field at ``path`` (``input.approvals``) of a struct; None where it leads elsewhere."""
     for name in filter(None, path.split(".")):
         if not (isinstance(type_, type) and issubclass(type_, msgspec.Struct)):
             return None

@@ -21,7 +21,7 @@ from broker.cursor import Bounds, Resume, Start, choose, resolve
 from broker.errors import BadRequest, RuncastError, StoreUnavailable
 from broker.ids import check_id
 from broker.items import Mode, parse_modes
-from broker.records import RunRecord
+from broker.records import FIRST_EPOCH, RunRecord
 from broker.viewer import PLAIN, Viewer
 from gateway.formats import Format, get_format
 from gateway.owner import Owner
@@ -323,7 +323,7 @@ def _opening(request: StreamRequest, record: RunRecord, bounds: Bounds, resume: 
     frames = [fmt.opening(retry_ms)]
     if resume.reset is not None:
         # A cursor ahead of a log whose epoch changed was honest once.
-        reason = "rewound" if resume.reset == "ahead" and record.epoch else resume.reset
+        reason = "rewound" if resume.reset == "ahead" and record.epoch > FIRST_EPOCH else resume.reset
         frames.append(fmt.reset(run_id, reason))
     if resume.gap is not None:
         frames.append(fmt.gap(run_id, resume.gap, bounds.first, bounds.last))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -33,6 +32,10 @@ _COMMANDS = {
 }
 
 
+class _ReaderLeft(Exception):
+    """Nobody reads stdout any more."""
+
+
 class _Lazy(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -45,6 +48,12 @@ class _Lazy(click.Group):
         module, attribute, _ = _COMMANDS[cmd_name]
         command: click.Command = getattr(import_module(module), attribute)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:  # click would make it exit code 1
+            raise _ReaderLeft from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -84,16 +93,12 @@ def _guarded(work: Callable[[], Any]) -> int:
     except RuncastError as error:
         Terminal().error(str(error))
         return exit_of_error(error)
-    except OSError as error:
-        return _of_os_error(error)
-
-
-def _of_os_error(error: OSError) -> int:
-    if isinstance(error, BrokenPipeError) or error.errno == errno.EPIPE:
+    except (_ReaderLeft, BrokenPipeError):
         drop_output()
         return Exit.BROKEN_PIPE
-    Terminal().error(str(error))
-    return Exit.FAILED
+    except OSError as error:
+        Terminal().error(str(error))
+        return Exit.FAILED
 
 
 if __name__ == "__main__":

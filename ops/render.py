@@ -187,7 +187,7 @@ class Watched:
             self._break()
             self._style = style
             text = text.lstrip("\n")
-        self._terminal.out.print(text, style=style or None, end="", markup=False)
+        self._terminal.out.print(text, style=style or None, end="")
         self._terminal.out.file.flush()
         self._column = 0 if text.endswith("\n") else 1
 

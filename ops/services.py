@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import logging
-import math
 import os
 import signal
+import socket
 from contextlib import AsyncExitStack
 
 import click
-import uvicorn
 import uvloop
 
 from broker import api
 from broker.api import Broker
 from broker.errors import Conflict, StoreUnavailable
 from broker.settings import Settings
-from gateway.app import create_app
-from gateway.transport import StreamProtocol
+from gateway import server
 from ops import supervise
 from ops.exits import Exit
 from ops.follow import Interrupts
 from ops.options import load_settings, redis_option
-from ops.ports import is_free
 from workers.worker import Worker
 
 __all__ = ["serve", "worker"]
@@ -62,45 +61,27 @@ def serve(
     Viewers reconnect by themselves, to this gateway or another one, and miss nothing.
     """
     settings = load_settings(redis_url, host=host, port=port)
-    _refuse_taken_port(settings)
+    sock = _listen(settings)
     _log_to_stderr(log_level)
     if stop_with_stdin:
         supervise.stop_with_stdin()
-    _serve(settings, workers, log_level)
+    address = sock.getsockname()
+    _log.info("listening on %s, port %d", address[0], address[1])
+    # The gateway's processes read their settings from the environment.
+    os.environ.update(RUNCAST_REDIS_URL=settings.redis_url, RUNCAST_HOST=settings.host, RUNCAST_PORT=str(address[1]))
+    with contextlib.suppress(KeyboardInterrupt):
+        server.serve(settings, sock, workers=workers, log_level=log_level)
     return Exit.OK
 
 
-def _serve(settings: Settings, workers: int, log_level: str) -> None:
-    """Returns once the server has drained. Several processes read their settings from the environment again."""
-    # uvicorn raises the signal that stopped it once more when it is done; being stopped is no failure here.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
-    if workers > 1:
-        os.environ.update(
-            RUNCAST_REDIS_URL=settings.redis_url, RUNCAST_HOST=settings.host, RUNCAST_PORT=str(settings.port)
-        )
-    uvicorn.run(
-        "gateway.asgi:app" if workers > 1 else create_app(settings),
-        host=settings.host,
-        port=settings.port,
-        workers=workers,
-        http=StreamProtocol,
-        loop="uvloop",
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        log_level=log_level,
-        access_log=False,  # its lines have the query, which may hold a cancel token
-        server_header=False,
-        timeout_graceful_shutdown=math.ceil(settings.drain),
-    )
-
-
-def _refuse_taken_port(settings: Settings) -> None:
-    if not is_free(settings.host, settings.port):
-        raise Conflict(
-            f"port {settings.port} on {settings.host} is in use: stop what listens there, or choose one with --port"
-        )
+def _listen(settings: Settings) -> socket.socket:
+    try:
+        return server.bind(settings.host, settings.port)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        where = f"port {settings.port} on {settings.host}"
+        raise Conflict(f"{where} is in use: stop what listens there, or choose another one with --port") from None
 
 
 @click.command()

@@ -38,8 +38,8 @@ class Terminal:
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self._out, self._err = out or sys.stdout, err or sys.stderr
-        self.out = Console(file=self._out, highlight=False, soft_wrap=True)
-        self.err = Console(file=self._err, highlight=False, soft_wrap=True)
+        self.out = Console(file=self._out, highlight=False, emoji=False, markup=False, soft_wrap=True)
+        self.err = Console(file=self._err, highlight=False, emoji=False, markup=False, soft_wrap=True)
 
     @property
     def interactive(self) -> bool:
@@ -61,19 +61,19 @@ class Terminal:
 
     def styled(self, text: str, style: str = "") -> None:
         """A line of a result: coloured on a terminal, plain in a pipe."""
-        self.out.print(text, style=style or None, markup=False)
+        self.out.print(text, style=style or None)
 
     def note(self, text: str, style: str = "dim") -> None:
         """A remark that a person may want and a script does not: stderr, and only where that is a terminal."""
         if self.err.is_terminal:
-            self.err.print(text, style=style, markup=False)
+            self.err.print(text, style=style)
 
     def warn(self, text: str) -> None:
         """A remark that must be seen, in a pipe too: stderr."""
-        self.err.print(text, style="yellow", markup=False)
+        self.err.print(text, style="yellow")
 
     def error(self, text: str) -> None:
-        self.err.print("runcast: " + printable(text), style="red", markup=False)
+        self.err.print("runcast: " + printable(text), style="red")
 
     def table(self, columns: Mapping[str, str], rows: list[list[str]]) -> None:
         """``columns``: heading → style. Aligned and coloured on a terminal; in a pipe tab separated, no heading."""

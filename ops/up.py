@@ -158,7 +158,7 @@ class _Up:
             await asyncio.wait(tasks)
 
     def _say(self, name: str, text: str) -> None:
-        self._terminal.err.print(f"{name:<8} {printable(text)}", style="dim", markup=False)
+        self._terminal.err.print(f"{name:<8} {printable(text)}", style="dim")
 
     async def _until_ready(self, watching: asyncio.Future[Exit]) -> None:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._settings.host, self._settings.host)

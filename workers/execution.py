@@ -18,7 +18,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -39,6 +39,8 @@ __all__ = ["Execution"]
 log = logging.getLogger("runcast.worker")
 _STOP_GRACE = 10.0
 _CANCEL_PATIENCE = 5.0
+_HURRY_PATIENCE = 3.0
+"""How long a fence may take where the worker was told to end at once."""
 _MESSAGE_MAX = 4_000
 
 
@@ -87,7 +89,7 @@ class Execution:
     # What others tell it.
 
     def stop(self, reason: str, *, now: bool = False) -> None:
-        """``cancelled``, ``deadline`` or ``worker_stopped``. ``now``: write the fence without waiting for the runner."""
+        """``cancelled`` or ``worker_stopped``. ``now``: write the fence without waiting for the runner."""
         self.context.request_stop(reason)
         if now:
             self.context.hurry = True
@@ -135,6 +137,19 @@ class Execution:
         outcome = await self._outcome()
         if self.context.broken is not None:
             raise self.context.broken
+        sealing = asyncio.create_task(self._finish(outcome), name=f"seal {self.run_id}")
+        try:
+            await self._wait(sealing, self._hurry, None)
+            if not sealing.done():
+                await asyncio.wait({sealing}, timeout=_HURRY_PATIENCE)
+            if not sealing.done():
+                raise StoreUnavailable("the worker was told to end at once while the store was away")
+        finally:
+            sealing.cancel()
+            await asyncio.gather(sealing, return_exceptions=True)
+        sealing.result()
+
+    async def _finish(self, outcome: Outcome) -> None:
         if isinstance(outcome, Final):
             await self.context.end_round()
         await self._seal(self.context.complete(outcome))
@@ -180,7 +195,7 @@ class Execution:
         await asyncio.gather(saying, return_exceptions=True)
 
     @staticmethod
-    async def _wait(task: asyncio.Task[Outcome], event: asyncio.Event, limit: float | None) -> None:
+    async def _wait(task: asyncio.Task[Any], event: asyncio.Event, limit: float | None) -> None:
         waiting = asyncio.create_task(event.wait())
         try:
             await asyncio.wait({task, waiting}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)

@@ -173,11 +173,22 @@ def _round_of(item: Item | Raw, type_: str) -> int | None:
 
 
 def load_runners() -> dict[str, Runner]:
-    """All runners that are installed, by name. One that cannot be loaded is logged and left out."""
+    """All runners that are installed, by name. Runs for one that cannot be loaded fail, and say why."""
     runners: dict[str, Runner] = {}
     for point in entry_points(group=GROUP):
         try:
             runners[point.name] = point.load()()
-        except Exception:
+        except Exception as error:
             log.exception("the runner %r (%s) cannot be loaded", point.name, point.value)
+            runners[point.name] = _Unloadable(point.name, error)
     return runners
+
+
+class _Unloadable:
+    """Stands in for an installed runner that could not be made: settings that are wrong, say."""
+
+    def __init__(self, name: str, error: Exception) -> None:
+        self.name, self._error = name, error
+
+    async def run(self, context: RunContext) -> Outcome:
+        raise RunnerFailed("runner_unavailable", f"the runner {self.name!r} cannot be loaded here: {self._error}")

@@ -58,7 +58,7 @@ _BEFORE = (
 )
 _AFTER = (
     "\n\nThere it is. Every word that you saw was an item of its own in the run's log, and so were the tool's start "
-    "and end. Open a second screen on this run, or reload in the middle of it: nothing is lost, and nothing comes twice."
+    "and end. Open a second screen on this run, or reload in the middle: nothing is lost, nothing comes twice."
 )
 _DEMO_RATE = 18.0
 _TOOL = "clock"

@@ -14,8 +14,8 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from broker.errors import (
     ClaimRefused,
@@ -78,7 +78,7 @@ class Worker:
         self._draining.set()
 
     @contextlib.contextmanager
-    def signals(self) -> Any:
+    def signals(self) -> Iterator[None]:
         """SIGTERM and SIGINT drain, while inside."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, cast
 
 import msgspec
 from fastapi import APIRouter, Header, Path, Query, Request
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from broker.api import Broker, StreamEntry
@@ -230,3 +231,11 @@ async def cancel_run(
         await check_cancel_token(broker, run_id, x_cancel_token)
         record = await broker.runs.cancel(run_id)
     return answer(Cancelling(run_id=record.run_id, status=record.status, cancel_requested=True), 202)
+
+
+async def _no_stream(request: Request) -> Response:
+    """Never reached in a whole gateway: it is what makes other methods on the stream's address a 405."""
+    raise HTTPException(404)
+
+
+router.add_route("/v1/runs/{run_id}/stream", _no_stream, methods=["GET"], include_in_schema=False)

@@ -108,10 +108,9 @@ class Watched {
   }
 
   connection(state) {
-    const words = { connecting: "connecting", live: "live", reconnecting: "reconnecting", ended: "complete", closed: "closed" };
     const element = $("connection");
     element.dataset.state = state;
-    element.textContent = words[state];
+    set(element, state === "ended" ? "complete" : state);
   }
 
   /** The gateway refused the stream. Whether to ask again. */
@@ -155,6 +154,9 @@ class Watched {
     $("cancel").disabled = this.asked;
     $("other-tab").href = `#run=${encodeURIComponent(this.id)}`;
     set($("facts"), this.#facts());
+    const message = record?.input?.message ?? "";
+    $("asked").hidden = message.trim() === (record?.title ?? "");
+    set($("asked-text"), message);
     figures(state);
     $("output").classList.toggle("waiting", state.entries.length === 0 && !state.ended);
     $("output").dataset.waiting = state.status === "queued" ? "Waiting for a worker…" : "Waiting for the first words…";

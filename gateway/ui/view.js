@@ -20,6 +20,8 @@ class Grown {
   }
 
   append(text) {
+    if (!this.element.firstChild) text = text.replace(/^\s*\n/, ""); // rounds are joined by blank lines; blocks have a margin
+    if (!text) return;
     if (!this.node || this.node.length > PIECE) {
       this.node = document.createTextNode("");
       this.element.append(this.node);

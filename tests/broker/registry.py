@@ -18,7 +18,9 @@ from broker.scripts import SCRIPTS
 
 
 def delta(text: str = "x", ts: float = 1.5) -> Encoded:
-    return Encoded("message.delta", b'{"ts":%.1f,"component_id":"agent","round":1,"index":0,"text":"%b"}' % (ts, text.encode()))
+    return Encoded(
+        "message.delta", b'{"ts":%.1f,"component_id":"agent","round":1,"index":0,"text":"%b"}' % (ts, text.encode())
+    )
 
 
 FENCE = Encoded("final", b'{"ts":2.0,"component_id":"agent","message":null,"rounds":0}')

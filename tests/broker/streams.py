@@ -11,7 +11,7 @@ from msgspec import UNSET
 from broker import items
 from broker.items import Encoded, Entry, Event, Item, Message, MessageDelta, ReasoningDelta, RefusalDelta, ToolCallDelta
 
-NASTY = "\u2028\u2029\u0085\r\n\0\"\\\t\x1f\x7f\ufeff\uffff🎉é—“"
+NASTY = '\u2028\u2029\u0085\r\n\0"\\\t\x1f\x7f\ufeff\uffff🎉é—“'
 TEXTS = st.text(st.one_of(st.sampled_from(NASTY), st.characters(codec="utf-8")), max_size=12)
 SMALL = st.integers(0, 2)
 JSON: st.SearchStrategy[Any] = st.recursive(
@@ -102,7 +102,9 @@ _SPANS = st.one_of(
     st.lists(ITEMS, max_size=2),
     _EVENTS.map(lambda event: [event]),
 )
-RUNS: st.SearchStrategy[list[Item]] = st.lists(_SPANS, max_size=8).map(lambda spans: [i for span in spans for i in span])
+RUNS: st.SearchStrategy[list[Item]] = st.lists(_SPANS, max_size=8).map(
+    lambda spans: [i for span in spans for i in span]
+)
 
 
 def _with_text(item: Item, text: str) -> Item:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -117,7 +118,9 @@ def test_ten_thousand_tokens_are_one_entry() -> None:
     log = log_of(MessageDelta(text=f"tok{i} ") for i in range(5_000))
     (one,) = compact(log)
     assert one.seq == 5_000
-    assert one.data == encode(MessageDelta(ts=1764445312.25 + 5_000, text="".join(f"tok{i} " for i in range(5_000)))).data
+    assert (
+        one.data == encode(MessageDelta(ts=1764445312.25 + 5_000, text="".join(f"tok{i} " for i in range(5_000)))).data
+    )
 
 
 A = MessageDelta(text="a")
@@ -198,15 +201,18 @@ def test_a_merged_entry_stays_bounded() -> None:
     assert merged(replay) == merged(log)
 
 
-@given(st.lists(st.integers(0, 2 * MAX_TEXT), max_size=12), st.sampled_from(["x", "é", "🎉", "\0", '"']))
-def test_the_bound_counts_bytes_as_stored(sizes: list[int], character: str) -> None:
-    log = log_of(MessageDelta(text=character * (size // 8)) for size in sizes)
-    longest = max((len(e.data) for e in log), default=0)
-    for item in compact(log):
-        assert len(item.data) <= max(longest, MAX_TEXT + 200) * (6 if character == "\0" else 1)
+@given(st.lists(st.integers(0, MAX_TEXT // 4), max_size=12), st.sampled_from(["x", "é", "🎉", "\0", '"']))
+def test_the_bound_counts_bytes_of_text(sizes: list[int], character: str) -> None:
+    log = log_of(MessageDelta(text=character * size) for size in sizes)
+    texts = [json.loads(item.data)["text"] for item in compact(log)]
+    assert all(len(text.encode()) <= MAX_TEXT for text in texts)
+    for text, following in pairwise(texts):
+        assert len((text + following).encode()) > MAX_TEXT
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{", b'{"ts":1', b'{"ts":null,"text":"a"}', b'{"text":"a"}', b"\xff", b"[" * 50_000])
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"{", b'{"ts":1', b'{"ts":null,"text":"a"}', b'{"text":"a"}', b"\xff", b"[" * 50_000]
+)
 def test_entries_that_cannot_be_read_pass_unchanged(data: bytes) -> None:
     log = [entry(1, encode(A, ts=1.0)), Entry(2, b"message.delta", data), entry(3, encode(A, ts=1.0))]
     assert compact(log) == log

@@ -161,7 +161,9 @@ def test_minus_one_ten_times_is_the_start_ten_times() -> None:
         ("0", "R:1", "0"),
     ],
 )
-def test_the_header_counts_if_not_blank_then_the_query(header: str | None, query: str | None, chosen: str | None) -> None:
+def test_the_header_counts_if_not_blank_then_the_query(
+    header: str | None, query: str | None, chosen: str | None
+) -> None:
     assert choose(header, query) == chosen
 
 

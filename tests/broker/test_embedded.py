@@ -6,12 +6,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -23,6 +26,7 @@ from broker.settings import Settings
 from tests.conftest import missing
 from tests.servers import alive, die_with_parent, eventually
 
+T = TypeVar("T")
 USER = """
 import asyncio, sys
 from broker.redis import Store
@@ -238,6 +242,33 @@ async def test_a_terminated_keeper_stops_the_server_orderly(directory: Path) -> 
     await eventually(lambda: store.stats.connections == 0)
     assert await store.call("GET", "k") == b"kept"
     await store.aclose()
+
+
+async def test_whatever_is_killed_all_users_go_on(directory: Path) -> None:
+    """Keeper or server killed or terminated at random moments, while three stores of it work and others come."""
+    rng = random.Random(4)
+    stores = [await Store.connect(_store(directory), Settings()) for _ in range(3)]
+    for _ in range(12):
+        assert stores[0]._attachment
+        if pids := stores[0]._attachment.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rng.choice(pids), rng.choice([signal.SIGKILL, signal.SIGTERM]))
+        await asyncio.sleep(rng.random() * 0.05)
+        late = await _until(lambda: Store.connect(_store(directory), Settings()))
+        await asyncio.gather(*(_until(partial(store.call, "INCR", "k")) for store in [*stores, late]))
+        await late.aclose()
+    assert len(_processes_in(directory)) == 2
+    for store in stores:
+        await store.aclose()
+
+
+async def _until(attempt: Callable[[], Awaitable[T]]) -> T:
+    """Its result, once it does not meet the dying server any more."""
+    async with asyncio.timeout(10):
+        while True:
+            with contextlib.suppress(StoreUnavailable):
+                return await attempt()
+            await asyncio.sleep(0.01)
 
 
 async def test_all_are_killed_at_once(directory: Path) -> None:

@@ -161,7 +161,7 @@ class Socket:
 
 def serve(b: Broker, s: Socket) -> asyncio.Task[None]:
     """What the gateway does: a viewer of a run that was just found running, empty and never rewound."""
-    return asyncio.create_task(b.hub.serve(s.viewer, ended=False, last=0, epoch=0))
+    return asyncio.create_task(b.hub.serve(s.viewer, ended=False, last=0, epoch=1))
 
 
 async def test_live_viewers_of_one_kind_share_one_rendering(b: Broker, monkeypatch: pytest.MonkeyPatch):

@@ -18,7 +18,9 @@ from tests.broker.streams import ITEMS, NASTY
 
 LIMITS = st.integers(512, 4096)
 LONG = st.builds(
-    lambda alphabet, n: (alphabet * n)[:n], st.text(st.sampled_from(NASTY + "ab "), min_size=1, max_size=20), st.integers(0, 9_000)
+    lambda alphabet, n: (alphabet * n)[:n],
+    st.text(st.sampled_from(NASTY + "ab "), min_size=1, max_size=20),
+    st.integers(0, 9_000),
 )
 
 
@@ -138,7 +140,9 @@ def test_any_longer_item_is_cut_marked_and_still_of_its_type(item: Item | Raw, l
     assert len(encoded.data) <= limit
     decode(*encoded)
     kept, fields = json.loads(encoded.data), json.loads(whole.data)
-    assert kept.pop("truncated_bytes") == fitted.truncated_bytes == len(whole.data) - len(encode(Raw("x", kept)).data) > 0
+    assert (
+        kept.pop("truncated_bytes") == fitted.truncated_bytes == len(whole.data) - len(encode(Raw("x", kept)).data) > 0
+    )
     for name, value in kept.items():
         assert type(value) is type(fields[name])
         if isinstance(value, str):
@@ -148,7 +152,9 @@ def test_any_longer_item_is_cut_marked_and_still_of_its_type(item: Item | Raw, l
 
 
 def test_short_fields_survive_beside_a_long_one() -> None:
-    item = items.ToolStarted(call_id="c", name="f", args={"path": "/etc/hosts", "content": BIG, "mode": 420}, preview="p")
+    item = items.ToolStarted(
+        call_id="c", name="f", args={"path": "/etc/hosts", "content": BIG, "mode": 420}, preview="p"
+    )
     (encoded,) = fit(item, 1024, 1.0).encoded
     cut = decode(*encoded)
     assert isinstance(cut, items.ToolStarted)

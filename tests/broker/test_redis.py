@@ -233,6 +233,29 @@ class TestCancellation:
         assert await _echoes(store, namespace, 1)
 
 
+def test_it_is_the_same_on_uvloop(redis7: RedisServer, redis7_tls: RedisServer, embedded_dir: Path) -> None:
+    uvloop = pytest.importorskip("uvloop")
+
+    async def use(url: str) -> None:
+        store = await Store.connect(url, _settings())
+        namespace = store.settings.namespace
+        calls = [asyncio.create_task(_echoes(store, namespace, n)) for n in range(100)]
+        for n in range(0, 100, 3):
+            await asyncio.sleep(0)
+            calls[n].cancel()
+        done = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(one is True or isinstance(one, asyncio.CancelledError) for one in done)
+        link = await store.link()
+        with pytest.raises(StoreUnavailable):
+            await link.call("XREAD", "BLOCK", 2000, "STREAMS", f"{namespace}:s", "0-0", deadline=0.05)
+        assert await store.call("PING") == b"PONG"
+        await store.aclose()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        for url in (redis7.url, redis7_tls.url, f"embedded:{embedded_dir}"):
+            runner.run(use(url))
+
+
 async def _echoes(store: Store, namespace: str, n: int) -> bool:
     key = f"{namespace}:{n}".encode()
     first = await store.script(ECHO, [key], [n, "a"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -16,11 +15,12 @@ import uvicorn
 
 from broker import api
 from broker.api import Broker
-from broker.items import Event, Final, Item, MessageDelta, encode
+from broker.items import Final, Item, MessageDelta, encode
 from broker.runs import RunRecord
 from broker.settings import Settings
 from gateway.app import Gateway, create_app
 from gateway.transport import StreamProtocol
+from tests.servers import eventually
 
 Serve = Callable[[Gateway], AbstractAsyncContextManager[str]]
 
@@ -76,21 +76,16 @@ def serve() -> Serve:
 async def serving(gateway: Gateway) -> AsyncIterator[str]:
     config = uvicorn.Config(gateway, port=0, log_level="warning", http=StreamProtocol, lifespan="on")
     server = uvicorn.Server(config)
-    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
-    with contextlib.ExitStack() as stack:
-        stack.callback(lambda: None)
-        task = asyncio.create_task(server._serve())
-        try:
-            async with asyncio.timeout(10):
-                while not server.started:
-                    assert not task.done(), task
-                    await asyncio.sleep(0.01)
-            port = server.servers[0].sockets[0].getsockname()[1]
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.should_exit = True
-            async with asyncio.timeout(15):
-                await task
+    task = asyncio.create_task(server._serve())
+    try:
+        await eventually(lambda: server.started or task.done())
+        assert not task.done(), task
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        async with asyncio.timeout(15):
+            await task
 
 
 class Script:
@@ -140,4 +135,4 @@ def play(broker: Broker) -> Play:
     return make
 
 
-__all__ = ["Event", "Play", "Script", "Serve"]
+__all__ = ["Play", "Script", "Serve"]

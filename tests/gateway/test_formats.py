@@ -35,10 +35,10 @@ def test_frames_of_a_batch_are_joined_in_order() -> None:
 
 
 @pytest.mark.parametrize("type_", sorted(TYPES))
-@pytest.mark.parametrize("modes", [Mode(n) for n in range(1, 64)])
-def test_modes_show_what_they_have_in_common_with_a_type(type_: str, modes: Mode) -> None:
-    shown = NATIVE.items(RUN, [entry(1, type_)], modes) != b""
-    assert shown == bool(TYPES[type_].MODES & modes)
+def test_modes_show_what_they_have_in_common_with_a_type(type_: str) -> None:
+    for modes in map(Mode, range(1, 64)):
+        shown = NATIVE.items(RUN, [entry(1, type_)], modes) != b""
+        assert shown == bool(TYPES[type_].MODES & modes)
 
 
 def test_unknown_types_are_shown_under_events_only() -> None:

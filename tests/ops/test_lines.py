@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from broker.errors import InvalidItem
@@ -65,13 +65,18 @@ def test_what_is_no_item_is_refused_saying_why(line: bytes, why: str) -> None:
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
 names = st.text("abc_", min_size=1, max_size=6).filter(lambda n: n not in ("ts",))
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.dictionaries(names, json_values, max_size=4), st.floats(1, 1e10), st.sampled_from(["agent", "tool:x"]))
 def test_out_and_in_again_is_the_same_item(fields: dict[str, object], ts: float, component: str) -> None:
     data = json.dumps({"ts": ts, "component_id": component, **fields}).encode()

@@ -39,7 +39,12 @@ def delta(text: str) -> tuple[str, dict[str, Any]]:
 def test_plain_text_is_the_answer_and_nothing_else(screen: Screen) -> None:
     tool = {"call_id": "c", "name": "clock", "args": {}}
     shown = screen.show(
-        PlainText(screen.terminal), ("reasoning.delta", {"text": "hm"}), delta("a"), ("tool.started", tool), delta(" b"), ("final", FINAL)
+        PlainText(screen.terminal),
+        ("reasoning.delta", {"text": "hm"}),
+        delta("a"),
+        ("tool.started", tool),
+        delta(" b"),
+        ("final", FINAL),
     )
     assert shown == "a b\n"
     assert screen.err.getvalue() == ""
@@ -54,11 +59,15 @@ def test_an_answer_that_came_without_deltas_is_shown_once(screen: Screen) -> Non
 
 
 def test_plain_text_keeps_bytes_as_they_are(screen: Screen) -> None:
-    assert screen.show(PlainText(screen.terminal), delta("\x1b[31mred\x1b[0m [bold]\t")) == "\x1b[31mred\x1b[0m [bold]\t\n"
+    assert (
+        screen.show(PlainText(screen.terminal), delta("\x1b[31mred\x1b[0m [bold]\t")) == "\x1b[31mred\x1b[0m [bold]\t\n"
+    )
 
 
 def test_a_failure_goes_to_stderr_and_the_text_so_far_to_stdout(screen: Screen) -> None:
-    shown = screen.show(PlainText(screen.terminal), delta("half"), ("failed", {"code": "worker_lost", "message": "gone"}))
+    shown = screen.show(
+        PlainText(screen.terminal), delta("half"), ("failed", {"code": "worker_lost", "message": "gone"})
+    )
     assert shown == "half\n"
     assert screen.err.getvalue() == "failed: worker_lost: gone\n"
 
@@ -81,7 +90,14 @@ def test_a_watched_run_shows_tools_usage_and_the_end(screen: Screen) -> None:
         ("tool.started", {"call_id": "c", "name": "terminal", "args": {"command": "date\n-u"}}),
         ("tool.completed", {"call_id": "c", "name": "terminal", "result": "Mon", "duration_ms": 1500}),
         ("tool.failed", {"call_id": "d", "name": "read", "error": "no such file"}),
-        ("usage", {"input_tokens": 5, "output_tokens": 1, "total": {"input_tokens": 1200, "output_tokens": 34, "cache_read_tokens": 100}}),
+        (
+            "usage",
+            {
+                "input_tokens": 5,
+                "output_tokens": 1,
+                "total": {"input_tokens": 1200, "output_tokens": 34, "cache_read_tokens": 100},
+            },
+        ),
         ("final", FINAL),
     )
     assert shown.splitlines() == [
@@ -96,7 +112,9 @@ def test_a_watched_run_shows_tools_usage_and_the_end(screen: Screen) -> None:
 def test_a_watched_run_cannot_reprogram_the_terminal(screen: Screen) -> None:
     evil = "\x1b]0;owned\x07\x9b31m\x00ok"
     tool = {"call_id": "c", "name": evil, "args": {"x": evil}}
-    shown = screen.show(Watched(screen.terminal), delta(evil), ("tool.started", tool), ("failed", {"code": "x", "message": evil}))
+    shown = screen.show(
+        Watched(screen.terminal), delta(evil), ("tool.started", tool), ("failed", {"code": "x", "message": evil})
+    )
     assert not set(shown) & {"\x1b", "\x07", "\x9b", "\x00"}
 
 
@@ -109,7 +127,11 @@ def test_long_words_are_not_wrapped_or_cut(screen: Screen) -> None:
 
 
 def test_json_lines_hold_the_item_with_its_type_and_place(screen: Screen) -> None:
-    shown = screen.show(JsonLines(screen.terminal, "r1"), delta("a"), ("gap", {"run_id": "r1", "requested": 0, "earliest": 2, "latest": 3}))
+    shown = screen.show(
+        JsonLines(screen.terminal, "r1"),
+        delta("a"),
+        ("gap", {"run_id": "r1", "requested": 0, "earliest": 2, "latest": 3}),
+    )
     assert [json.loads(line) for line in shown.splitlines()] == [
         {"run_id": "r1", "seq": 1, "type": "message.delta", "ts": 10.0, "text": "a"},
         {"run_id": "r1", "type": "gap", "requested": 0, "earliest": 2, "latest": 3},

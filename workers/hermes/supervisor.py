@@ -192,6 +192,9 @@ class Supervisor:
 def main(arguments: list[str]) -> int:
     control = socket.socket(fileno=int(arguments[0]))
     control.set_inheritable(False)
+    if not sys.platform.startswith("linux"):
+        control.sendall(b'{"error": "Hermes is supervised through Linux\'s child subreaper and /proc", "errno": 0}\n')
+        return 126
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         error = os.strerror(ctypes.get_errno())
         control.sendall(json.dumps({"error": f"no child subreaper: {error}", "errno": 0}).encode() + b"\n")

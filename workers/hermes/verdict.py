@@ -66,7 +66,7 @@ def _of_result(seen: OutputParser, stderr: str) -> Failure | None:
         return Failure("hermes_session_not_found", _last_words(stderr))
     message = result.text.strip() or result.error or ""
     if result.error is None and result.text.strip():
-        return Failure("turn_limit", "Hermes reached its turn limit before it was done; the last text is its closing words")
+        return Failure("turn_limit", "Hermes reached its turn limit before it was done; the last text closes with that")
     if result.error == "credentials or agent init failed":
         return Failure("not_configured", _last_words(stderr) or result.error)
     return _of_provider(f"{result.error or ''}\n{message}", message) or Failure("hermes_failed", message or stderr)

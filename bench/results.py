@@ -1,0 +1,71 @@
+"""What a row measured: figures to read, ratios against their goals, and checks that must hold on any machine."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bench.lab import Lab
+
+__all__ = ["Check", "Ratio", "Result", "Row"]
+
+
+@dataclass
+class Ratio:
+    """``value`` is to be at most ``limit`` (``at_least``: at least). A noisy machine can miss it: no failure."""
+
+    what: str
+    value: float
+    limit: float
+    at_least: bool = False
+
+    @property
+    def met(self) -> bool:
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
+
+    def __str__(self) -> str:
+        sign = "≥" if self.at_least else "≤"
+        return f"{self.what}: {self.value:.3g} (goal {sign} {self.limit:g})"
+
+
+@dataclass
+class Check:
+    """A count, or that nothing is lost: wrong is wrong on every machine."""
+
+    what: str
+    ok: bool
+
+    def __str__(self) -> str:
+        return f"{self.what}: {'yes' if self.ok else 'NO'}"
+
+
+@dataclass
+class Result:
+    figures: dict[str, float | int | str] = field(default_factory=dict)
+    ratios: list[Ratio] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def at_most(self, what: str, value: float, limit: float) -> None:
+        self.ratios.append(Ratio(what, value, limit))
+
+    def at_least(self, what: str, value: float, limit: float) -> None:
+        self.ratios.append(Ratio(what, value, limit, at_least=True))
+
+    def check(self, what: str, ok: object) -> None:
+        self.checks.append(Check(what, bool(ok)))
+
+    @property
+    def sound(self) -> bool:
+        return all(check.ok for check in self.checks)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table: ``run`` measures it with the lab's servers."""
+
+    name: str
+    what: str
+    run: Callable[[Lab], Awaitable[Result]]

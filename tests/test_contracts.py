@@ -1,0 +1,58 @@
+"""The house rules that a machine can check: who may import whom, and which names say nothing."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from importlinter.cli import lint_imports
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("broker", "gateway", "ops", "workers")
+BANNED = {"utils", "util", "helpers", "helper", "manager", "handler", "common", "base", "data"}
+
+
+def contracts() -> list[dict[str, object]]:
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    found: list[dict[str, object]] = config["tool"]["importlinter"]["contracts"]
+    return found
+
+
+def sources() -> Iterator[Path]:
+    for package in PACKAGES:
+        yield from (ROOT / package).rglob("*.py")
+
+
+def words(name: str) -> set[str]:
+    """``RunManager`` and ``run_manager`` → ``{"run", "manager"}``."""
+    spaced = "".join(f"_{c.lower()}" if c.isupper() else c for c in name)
+    # A data directory is called that everywhere; “data” alone says nothing.
+    return set(spaced.replace("data_dir", "").split("_"))
+
+
+def test_imports_keep_their_contracts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On failure the captured output names the chain of imports that breaks one."""
+    monkeypatch.chdir(ROOT)
+    assert lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True, no_logo=True) == 0
+
+
+def test_every_module_that_calls_itself_pure_is_held_to_it() -> None:
+    (pure,) = [c["source_modules"] for c in contracts() if "pure" in str(c["name"])]
+    assert isinstance(pure, list)
+    claimed = {
+        f"broker.{path.stem}"
+        for path in (ROOT / "broker").glob("*.py")
+        if "\nPure" in (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "")
+    }
+    assert claimed <= set(pure)
+
+
+def test_names_say_what_things_are() -> None:
+    bad = [str(path.relative_to(ROOT)) for path in sources() if words(path.stem) & BANNED]
+    for path in sources():
+        classes = [n for n in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(n, ast.ClassDef)]
+        bad += [f"{path.relative_to(ROOT)}: {c.name}" for c in classes if words(c.name) & BANNED]
+    assert bad == []
