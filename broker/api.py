@@ -1,8 +1,8 @@
 """The broker as one object: everything that a worker, a gateway or a Python harness needs of one store.
 
-    async with broker.open("redis://…") as b:
-        async for item in b.stream(run_id, modes={"messages", "tools"}, after=cursor):
-            ...
+async with broker.open("redis://…") as b:
+    async for item in b.stream(run_id, modes={"messages", "tools"}, after=cursor):
+        ...
 """
 
 from __future__ import annotations
@@ -199,9 +199,7 @@ class _Inbox:
         self._waiting: deque[Entry | _Control] = deque()
         self._filled = asyncio.Event()
         self._closed = False
-        self.viewer = Viewer(
-            run_id, format=_ENTRIES, modes=modes, seq=after, write=self._write, compact=compact
-        )
+        self.viewer = Viewer(run_id, format=_ENTRIES, modes=modes, seq=after, write=self._write, compact=compact)
 
     def _write(self, payload: tuple[Entry | _Control, ...]) -> None:
         self._waiting.extend(payload)
@@ -251,5 +249,3 @@ async def open(url: str | None = None, settings: Settings | None = None) -> Asyn
         yield broker
     finally:
         await broker.aclose()
-
-

@@ -13,7 +13,7 @@ from broker.compact import compact
 from broker.items import Entry
 from broker.viewer import Viewer
 
-__all__ = ["Chunk", "ChunkCache"]
+__all__ = ["Chunk", "ChunkCache", "cut"]
 
 PART_BYTES = 64 << 10
 """A viewer is written at most this much (of stored JSON) before its socket is looked at again."""
@@ -49,7 +49,7 @@ class Chunk:
         found = self._parts.get(compacted)
         if found is None:
             entries = compact(self.entries) if compacted else self.entries
-            found = self._parts[compacted] = dict(_cut(self.after, entries))
+            found = self._parts[compacted] = dict(cut(self.after, entries))
         return found
 
     def behind(self, viewer: Viewer, after: int, render: Render) -> Iterator[tuple[Sequence[Entry], Any]]:
@@ -64,7 +64,8 @@ class Chunk:
             yield part, payload
 
 
-def _cut(after: int, entries: Sequence[Entry]) -> Iterator[tuple[int, Sequence[Entry]]]:
+def cut(after: int, entries: Sequence[Entry]) -> Iterator[tuple[int, Sequence[Entry]]]:
+    """Entries that follow ``after`` → parts of about ``PART_BYTES``, each with the seq that it follows."""
     start = size = 0
     for i, entry in enumerate(entries):
         if size and size + len(entry.data) > PART_BYTES:

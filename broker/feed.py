@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker import metrics
-from broker.chunks import Chunk
+from broker.chunks import Chunk, cut
 from broker.errors import RunNotFound, StoreUnavailable
 from broker.items import FENCES, STATUS_OF_FENCE, Entry, Mode, modes_of
 from broker.tail import RawEntries, Subscription
@@ -127,11 +127,13 @@ class Feed:
             viewer.live = True
             return True
         missing = self.window.since(viewer.seq)
-        if missing:
-            self._write(viewer, missing, None)
-        elif self.ended:
+        for _, part in cut(viewer.seq, missing):  # a slow socket is not given a whole window at once
+            self._write(viewer, part, None)
+            if viewer.closed or viewer.paused:
+                return True
+        if self.ended and not missing:
             self._end(viewer)
-        if not (viewer.closed or viewer.paused):
+        if not viewer.closed:
             self._join(viewer)
         return True
 
@@ -253,7 +255,7 @@ class Feed:
         return format.items(self._run, entries, modes)
 
     def _write(self, viewer: Viewer, entries: Sequence[Entry], payload: Any | None, *, end: bool = True) -> None:
-        """Write entries to one viewer, and the end behind the fence. ``payload`` is their rendering where it is known."""
+        """Write entries to one viewer, and the end behind the fence. ``payload``: their rendering, if it is known."""
         if payload is None:
             payload = self._render(viewer.format, viewer.modes, entries)
         last = entries[-1]

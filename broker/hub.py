@@ -87,7 +87,7 @@ class Hub:
                 self._send_off(viewer)
 
     def _send_off(self, viewer: Viewer) -> None:
-        retry = int(self.settings.retry_ms * random.uniform(0.5, 1.5))  # noqa: S311
+        retry = int(self.settings.retry_ms * random.uniform(0.5, 1.5))
         viewer.send(viewer.format.retry(retry))
         viewer.finish("drain")
 

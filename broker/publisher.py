@@ -159,7 +159,7 @@ class Publisher:
         return self.last
 
     def observe(self, beat: Seen) -> None:
-        """Tell what a beat answered: a log that ends before what was confirmed is mended at once, not at the next item."""
+        """Tell what a beat answered: a log shorter than what was confirmed is mended at once, not at the next item."""
         if beat.epoch == self.epoch and beat.last < self._kept.last and self._error is None:
             self._suspect = True
             self._start()
@@ -258,7 +258,11 @@ class Publisher:
     def _next_batch(self) -> list[Encoded]:
         batch: list[Encoded] = []
         size = 0
-        while self._pending and len(batch) < BATCH_ITEMS and (not batch or size + len(self._pending[0].data) <= BATCH_BYTES):
+        while (
+            self._pending
+            and len(batch) < BATCH_ITEMS
+            and (not batch or size + len(self._pending[0].data) <= BATCH_BYTES)
+        ):
             size += len(self._pending[0].data)
             batch.append(self._pending.popleft())
         self._pending_bytes -= size
@@ -351,6 +355,8 @@ class _Outage:
         away = time.monotonic() - self._since
         if away >= self._limit:
             metrics.OUTAGES.inc()
-            raise OutageTooLong(f"the store has been away for {away:.0f} s, longer than RUNCAST_OUTAGE_LIMIT") from error
-        await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))  # noqa: S311
+            raise OutageTooLong(
+                f"the store has been away for {away:.0f} s, longer than RUNCAST_OUTAGE_LIMIT"
+            ) from error
+        await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
         self._pause = min(self._pause * 2, _LAST_BACKOFF)

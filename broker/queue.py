@@ -19,6 +19,7 @@ __all__ = ["Queue", "Taken"]
 
 GROUP = b"workers"
 _GRACE = 2.0
+_CONSUMER_IDLE = 3600.0
 
 
 class Taken(NamedTuple):
@@ -43,9 +44,12 @@ class Queue:
     def key(self) -> bytes:
         return self._key
 
-    async def put(self, run_id: str, attempt: int) -> str:
-        """Append an entry; returns its id. After ``StoreUnavailable`` it may be there: another one does no harm."""
-        entry: bytes = await self._store.call(b"XADD", self._key, b"*", b"run", run_id, b"attempt", attempt)
+    async def put(self, run_id: str, attempt: int, *, queue: str | None = None) -> str:
+        """Append an entry, to the queue of that name or else to this one; returns its id.
+
+        After ``StoreUnavailable`` it may be there: another one does no harm.
+        """
+        entry: bytes = await self._store.call(b"XADD", self._named(queue), b"*", b"run", run_id, b"attempt", attempt)
         return entry.decode()
 
     async def take(self, link: Link, consumer: str, *, block_ms: int) -> Taken | None:
@@ -86,15 +90,52 @@ class Queue:
         """Acknowledge and delete it: its claim was granted or refused. Repeatable."""
         await self._store.pipeline([(b"XACK", self._key, GROUP, entry_id), (b"XDEL", self._key, entry_id)], atomic=True)
 
-    async def lacking(self, entries: Sequence[str]) -> list[bool]:
-        """For each entry id (``""``: none was noted), whether the queue holds it no more."""
-        asked = [(b"XRANGE", self._key, entry, entry) for entry in entries if entry]
+    async def leave(self, consumer: str) -> int:
+        """This consumer takes nothing more. What it took and never claimed waits anew, at once instead of after
+        ``requeue_after``, and the group forgets it; returns how many entries that were.
+
+        Repeatable. Call it when its link is closed. Raises ``StoreUnavailable``.
+        """
+        command = (b"XREADGROUP", b"GROUP", GROUP, consumer, b"COUNT", 1_000, b"STREAMS", self._key, b"0")
+        try:
+            reply = await self._store.call(*command)
+        except StoreError as error:
+            await self._make_group(error)
+            return 0
+        entries = reply[0][1] if reply else []
+        back = 0
+        for entry in entries:
+            if (taken := await self._first([entry])) is not None:
+                await self.put(taken.run_id, taken.attempt)
+                await self.done(taken.entry_id)
+                back += 1
+        await self._store.call(b"XGROUP", b"DELCONSUMER", self._key, GROUP, consumer)
+        return back
+
+    async def lacking(self, entries: Sequence[tuple[str, str]]) -> list[bool]:
+        """For each (queue, entry id), whether that queue holds the entry no more. ``""``: none was noted."""
+        asked = [(b"XRANGE", self._named(queue), entry, entry) for queue, entry in entries if entry]
         found = iter(await self._store.pipeline(asked) if asked else [])
-        return [not next(found) if entry else True for entry in entries]
+        return [not next(found) if entry else True for _, entry in entries]
+
+    async def prune_consumers(self, idle: float = _CONSUMER_IDLE) -> int:
+        """Remove consumers that hold nothing and have not asked for ``idle`` seconds: they died; → how many."""
+        try:
+            consumers = await self._store.call(b"XINFO", b"CONSUMERS", self._key, GROUP)
+        except StoreError:
+            return 0  # no queue, or no group yet
+        seen = [dict(zip(flat[::2], flat[1::2], strict=True)) for flat in consumers]
+        dead = [c[b"name"] for c in seen if not int(c[b"pending"]) and int(c[b"idle"]) >= idle * 1000]
+        for name in dead:
+            await self._store.call(b"XGROUP", b"DELCONSUMER", self._key, GROUP, name)
+        return len(dead)
 
     async def size(self) -> int:
         """Entries in the queue, taken ones included."""
         return int(await self._store.call(b"XLEN", self._key))
+
+    def _named(self, queue: str | None) -> bytes:
+        return self._key if queue is None else self._store.keys.queue(queue)
 
     async def _first(self, entries: Sequence[Any]) -> Taken | None:
         for entry_id, fields in entries:

@@ -37,6 +37,8 @@ class Standing(Protocol):
     @property
     def beat(self) -> str: ...
     @property
+    def queue(self) -> str: ...
+    @property
     def queue_entry(self) -> str: ...
 
 
@@ -72,6 +74,7 @@ class RunRecord(msgspec.Struct, kw_only=True, frozen=True):
     usage: dict[str, Any] | None
     cost: dict[str, Any] | None
     outcome: dict[str, Any] | None
+    queue: str
     queue_entry: str
 
     @property
@@ -125,6 +128,7 @@ def _parse(run_id: str, fields: Mapping[bytes, bytes]) -> RunRecord:
         usage=_usage(_json(fields, b"usage")),
         cost=_cost(_json(fields, b"cost")),
         outcome=_json(fields, b"outcome"),
+        queue=fields[b"queue"].decode(),
         queue_entry=fields[b"queue_entry"].decode(),
     )
 

@@ -9,7 +9,7 @@ import hashlib
 import hmac
 import logging
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from broker.bus import Bus
 from broker.errors import (
@@ -35,7 +35,7 @@ from broker.requests import RunRequest
 from broker.scripts import SCRIPTS
 from broker.settings import Settings
 
-__all__ = ["Beat", "Page", "RunRecord", "Runs"]
+__all__ = ["Beat", "Owners", "Page", "RunRecord", "Runs"]
 
 Page: TypeAlias = tuple[list[RunRecord], str | None]
 """Records, newest first, and the token of the page that follows."""
@@ -48,6 +48,13 @@ _REFUSALS = {
     b"claimed": "somebody else claimed it",
     b"attempt": "that attempt is over",
 }
+
+
+class Owners(NamedTuple):
+    """How many viewers that own a run are attached, and how many ever came."""
+
+    attached: int
+    arrivals: int
 
 
 class Runs:
@@ -89,7 +96,7 @@ class Runs:
             record, created = parse_record(run_id, pairs(reply[2])), True
         if created and enqueue:
             try:
-                await self._enqueue(record.run_id, record.attempt)
+                await self._enqueue(record, record.attempt)
             except StoreUnavailable as error:
                 _log.warning("run %s waits for the sweep to queue it: %s", record.run_id, error)
         return record, created
@@ -126,7 +133,7 @@ class Runs:
         p = self._keys.partition(run_id)
         keys = [*self._own_keys(run_id), self._keys.live(p), self._keys.runs(p), self._keys.bus(p)]
         args: list[Any] = [run_id, request.encoded(), request.session_id or "", principal, request.on_worker_lost]
-        args.append(_limits(self._settings))
+        args += [_limits(self._settings), self._settings.queue]
         if once is not None:
             keys.append(once[0])
             args += [request.digest(), once[1]]
@@ -181,16 +188,16 @@ class Runs:
         expected = await self.cancel_token(run_id)
         return hmac.compare_digest(expected.encode(), token.encode("utf-8", "replace"))
 
-    async def count_owner(self, run_id: str, step: int) -> int:
-        """Add ``step`` (1, -1, or 0 to look) to the run's attached owners; returns how many there are.
+    async def count_owner(self, run_id: str, step: int) -> Owners:
+        """Add ``step`` (1: one came, -1: one left, 0: to look) to the run's attached owners; returns how it stands then.
 
         Not repeatable: after ``StoreUnavailable`` it may have been counted. Raises ``RunNotFound``.
         """
         key = self._keys.run(check_id(run_id))
-        known, attached = await self.store.pipeline([(b"HEXISTS", key, b"status"), (b"HGET", key, b"attached")])
-        if not known:
+        if not await self.store.call(b"HEXISTS", key, b"status"):
             raise RunNotFound(run_id)
-        return int(await self.store.call(b"HINCRBY", key, b"attached", step)) if step else int(attached or 0)
+        counted = [(b"HINCRBY", key, b"attached", step), (b"HINCRBY", key, b"arrivals", max(step, 0))]
+        return Owners(*(int(n) for n in await self.store.pipeline(counted, atomic=True)))
 
     async def claim(self, run_id: str, attempt: int, owner: str) -> RunRecord:
         """Make ``owner`` (a token of this claim alone) the run's owner; returns the record of that moment.
@@ -250,10 +257,10 @@ class Runs:
             case b"FAILED" | b"CANCELLED":
                 return str(reply[0].decode().lower())
             case b"QUEUED":
-                await self._enqueue(record.run_id, int(reply[1]))
+                await self._enqueue(record, int(reply[1]))
                 return "queued"
             case b"REQUEUE":
-                await self._enqueue(record.run_id, int(reply[1]))
+                await self._enqueue(record, int(reply[1]))
         return None
 
     async def forget(self, run_id: str) -> None:
@@ -276,17 +283,17 @@ class Runs:
         seconds, micros = await self.store.call(b"TIME")
         latest = int(seconds) + int(micros) / 1e6 - self._settings.requeue_after
         waiting = [r for r in records if r.status == "queued" and float(r.beat) <= latest]
-        lacking = await self.queue.lacking([record.queue_entry for record in waiting])
+        lacking = await self.queue.lacking([(record.queue, record.queue_entry) for record in waiting])
         mended = 0
         for record, lacks in zip(waiting, lacking, strict=True):
             if lacks and (await self._take_over(record.run_id, "", record.beat, b"{}", b"{}"))[0] == b"REQUEUE":
-                await self._enqueue(record.run_id, record.attempt)
+                await self._enqueue(record, record.attempt)
                 mended += 1
         return mended
 
-    async def _enqueue(self, run_id: str, attempt: int) -> None:
-        entry = await self.queue.put(run_id, attempt)
-        await self._beat(run_id, [run_id, b"", attempt, b"enqueued", entry])
+    async def _enqueue(self, record: Standing, attempt: int) -> None:
+        entry = await self.queue.put(record.run_id, attempt, queue=record.queue)
+        await self._beat(record.run_id, [record.run_id, b"", attempt, b"enqueued", entry])
 
     async def _partial(self, record: RunRecord) -> dict[str, Any] | None:
         pages = {"page_bytes": self._settings.read_bytes, "page_items": self._settings.read_items}

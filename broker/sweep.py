@@ -25,7 +25,7 @@ _CHUNK = 500
 _PRUNE_EVERY = 60.0
 _PRUNE_PAGE = 200
 _SOONEST = 0.05
-_FIELDS = (b"status", b"owner", b"attempt", b"beat", b"queue_entry")
+_FIELDS = (b"status", b"owner", b"attempt", b"beat", b"queue", b"queue_entry")
 
 
 class SweepCounts(NamedTuple):
@@ -49,6 +49,7 @@ class _Row(NamedTuple):
     owner: str
     attempt: int
     beat: str
+    queue: str
     queue_entry: str
 
 
@@ -138,6 +139,7 @@ class Sweeper:
         forgotten = len(vanished)
         if self._pruned is None or began - self._pruned >= _PRUNE_EVERY:
             forgotten += await self.prune()
+            await self._runs.queue.prune_consumers()
             self._pruned = began
         return SweepCounts(
             live=len(rows),
@@ -162,8 +164,8 @@ class Sweeper:
                 if None in values:
                     vanished.append(run_id)
                 else:
-                    status, owner, attempt, beat, entry = (value.decode() for value in values)
-                    rows.append(_Row(run_id, status, owner, int(attempt), beat, entry))
+                    status, owner, attempt, beat, queue, entry = (value.decode() for value in values)
+                    rows.append(_Row(run_id, status, owner, int(attempt), beat, queue, entry))
         return rows, vanished
 
     async def _take_over(self, run_id: str, seen: tuple[str, str]) -> str | None:

@@ -87,7 +87,7 @@ class Tail:
         self._lanes = [_Lane(self, store, settings, number) for number in range(settings.lanes)]
 
     def subscribe(self, key: bytes, after: bytes, sink: Sink, *, run_id: str | None = None) -> Subscription:
-        """Follow the stream ``key`` behind the entry ``after`` (``b"0-0"``: from its start; the stream may not exist yet).
+        """Follow the stream ``key`` behind the entry ``after`` (``b"0-0"``: from its start); it may not exist yet.
 
         Raises ``ValueError`` where this process follows ``key`` already.
         """
@@ -178,7 +178,7 @@ class _Lane:
                 log.exception("lane %d failed and starts again", self._number)
             metrics.LANE_BROKEN.inc()
             pause = 0.05 if time.monotonic() - started > 2.0 else min(pause * 2, 1.0)
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
 
     async def _connect_and_read(self) -> None:
         link = await self._store.link()

@@ -1,7 +1,7 @@
 """Connections that speak RESP2: bytes out, parsed replies in, and a deadline on every wait.
 
 redis-py is not on this path: its high-level calls cost several times the CPU of the request itself, retry behind our
-back and time blocking reads out (see docs/decisions). hiredis packs and parses; asyncio carries.
+back and time blocking reads out. hiredis packs and parses; asyncio carries.
 
 A wire is either in step (every request sent has all its replies read) or it is closed. Whatever interrupts a wait
 (deadline, cancellation, a lost connection) closes it, so a reply can never reach the wrong request.

@@ -38,7 +38,7 @@ class Gateway:
         self.connection = Connection(settings, broker)
         self.api = _api(self.connection)
         inner: ASGIApp = CountRequests(LimitBodies(self.api, settings.body_max_bytes))
-        self._app: ASGIApp = StreamApp(inner, lambda: self.connection.broker)
+        self._app: ASGIApp = StreamApp(inner, lambda: self.connection.broker, retry_ms=settings.retry_ms)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)

@@ -1,7 +1,7 @@
 """Viewers that own their run: one that attached with the run's cancel token and ``on_disconnect=cancel``.
 
-The run is cancelled if no owner is attached ``disconnect_grace`` seconds after one left, wherever the others were
-attached: the count lives in the run's record. Drain, and the death of a gateway, are not leaving; a gateway that was
+The run is cancelled if no owner came within ``disconnect_grace`` seconds after the last one left, wherever they were
+attached: the counts live in the run's record. Drain, and the death of a gateway, are not leaving; a gateway that was
 killed leaves its owners counted, so that such a run is never cancelled by mistake.
 """
 
@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 
 from broker.api import Broker
 from broker.errors import RuncastError, RunEnded, RunNotFound
+from broker.runs import Owners
 from broker.viewer import Viewer
 from gateway.problems import Forbidden
 
@@ -47,20 +48,20 @@ class Owner:
             _pending.add(task)
             task.add_done_callback(_pending.discard)
 
-    async def _count(self, step: int) -> int:
+    async def _count(self, step: int) -> Owners | None:
         try:
             return await self._broker.runs.count_owner(self._run_id, step)
         except RuncastError as error:
             log.warning("the owners of run %s could not be counted: %s", self._run_id, error)
-            return 1  # not known to be the last: nothing is cancelled
+            return None  # not known to be the last: nothing is cancelled
 
     async def _leave(self, *, grace: bool) -> None:
-        await self._count(-1)
-        if not grace:
+        left = await self._count(-1)
+        if not grace or left is None or left.attached > 0:
             return
         await asyncio.sleep(self._broker.settings.disconnect_grace)
-        if await self._count(0) > 0:
-            return
+        if await self._count(0) != left:
+            return  # somebody came meanwhile: whoever is the last to leave then sees to it
         try:
             await self._broker.runs.cancel(self._run_id)
             log.info("run %s is cancelled: its owner left and did not come back", self._run_id)

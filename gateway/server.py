@@ -79,7 +79,9 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def serve(settings: Settings, sock: socket.socket | None = None, *, workers: int = 1, log_level: str = "warning") -> None:
+def serve(
+    settings: Settings, sock: socket.socket | None = None, *, workers: int = 1, log_level: str = "warning"
+) -> None:
     """Serve until SIGTERM or SIGINT. ``settings`` count for this process; further processes read their own.
 
     Raises ``OSError`` where the address cannot be bound, ``KeyboardInterrupt`` after a drain that SIGINT asked for.

@@ -8,7 +8,10 @@ What is done here and why (docs/architecture.md, “The transport”):
 - A viewer is told of its end in ``connection_lost`` itself. Waiting for ``http.disconnect`` in ``receive`` misses it
   when a second request was pipelined, since uvicorn then watches the second.
 - A request that is pipelined behind a stream is not answered: the connection closes after the stream.
-- HTTP/1.0 bodies are close-delimited; uvicorn would frame them in chunks, which such clients cannot read.
+- HTTP/1.0 bodies are close-delimited, those of other routes too where they state no length; uvicorn would frame them
+  in chunks, which such clients cannot read.
+- What the peer sends during a stream is read, so that its end is seen, and left aside; what is no HTTP ends the
+  stream, and is not answered into it.
 - The final chunk is written in the step that detaches the viewer: nothing can slip in behind it.
 - ``shutdown``, which uvicorn calls for each connection once the listener has closed, starts the drain: uvicorn itself
   sends no disconnect to responses that never end.
@@ -17,9 +20,10 @@ What is done here and why (docs/architecture.md, “The transport”):
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.utils import get_client_addr, get_path_with_query_string
 
@@ -56,6 +60,8 @@ class StreamResponse:
         """Write the head. From here on the connection's events reach ``viewer``."""
         cycle, protocol = self._cycle, self._protocol
         protocol.adopt(self, cycle, high_water)
+        if protocol.flow.write_paused and self.viewer is not None:
+            self.viewer.pause()  # an answer before this one still fills the socket: no second call will say so
         if self.framing is PLAIN:
             cycle.keep_alive = False
         framing: list[Header] = [(b"transfer-encoding", b"chunked")] if self.framing is CHUNKED else []
@@ -106,6 +112,24 @@ class StreamResponse:
             self.viewer.finish("left")
 
 
+def _close_delimited(cycle: RequestResponseCycle) -> Callable[[ASGISendEvent], Awaitable[None]]:
+    """``cycle.send`` for an HTTP/1.0 client: a body whose length the application does not state goes out unframed."""
+    send, method = cycle.send, cycle.scope["method"]
+    unframed = False
+
+    async def unframed_send(message: ASGISendEvent) -> None:
+        nonlocal unframed
+        if message["type"] == "http.response.start":
+            sized = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            if not sized and method != "HEAD" and message["status"] not in (204, 304):
+                unframed, cycle.chunked_encoding = True, False
+        elif message["type"] == "http.response.body" and unframed:
+            cycle.expected_content_length = len(message.get("body", b""))  # uvicorn holds each part to be all of it
+        await send(message)
+
+    return unframed_send
+
+
 class StreamProtocol(HttpToolsProtocol):
     """See the module's text."""
 
@@ -122,15 +146,24 @@ class StreamProtocol(HttpToolsProtocol):
             return
         super().on_headers_complete()
         cycle = self.cycle
+        if self.scope["http_version"] == "1.0":
+            cycle.send = _close_delimited(cycle)  # type: ignore[method-assign]
         self.scope["extensions"] = {EXTENSION: lambda: StreamResponse(self, cycle)}  # type: ignore[typeddict-item]
 
     def on_body(self, body: bytes) -> None:
-        if not self._deaf:
+        # A stream's own request body is of no use, and would pause the reading when it has piled up.
+        if not self._deaf and self.stream is None:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         if not self._deaf:
             super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        if self.stream is None:
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
 
     def adopt(self, stream: StreamResponse, cycle: RequestResponseCycle, high_water: int) -> None:
         self.stream = stream

@@ -8,8 +8,10 @@ good: it is an empty stream with ``retry:`` (docs/protocol.md, “HTTP”).
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
@@ -33,12 +35,23 @@ __all__ = ["StreamApp"]
 Header = tuple[bytes, bytes]
 
 _PREFIX, _SUFFIX = "/v1/runs/", "/stream"
+_FIELDS_MAX = 100
 _HEADERS: list[Header] = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
 ]
-_FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False, "": False}
+_FLAGS = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+    "": False,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +72,10 @@ class StreamApp:
     """Serves the stream route and passes everything else on. ``get_broker`` raises ``StoreUnavailable`` while there
     is none."""
 
-    def __init__(self, app: ASGIApp, get_broker: Callable[[], Broker]) -> None:
+    def __init__(self, app: ASGIApp, get_broker: Callable[[], Broker], *, retry_ms: int = 2_000) -> None:
         self.app = app
         self._get_broker = get_broker
+        self._retry_ms = retry_ms
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or (run_id := _run_id_of(scope)) is None:
@@ -82,7 +96,7 @@ class StreamApp:
                 if request.owns:
                     await Owner.check(broker, request.run_id, request.cancel_token)
         except (StoreUnavailable, TimeoutError):
-            await _away(request, scope, send)
+            await _away(request, scope, send, self._retry_ms)
             return
         except RuncastError as error:
             await render(problem_of(error))(scope, receive, send)
@@ -151,7 +165,11 @@ async def _serve(
 
 
 async def _through_transport(
-    response: StreamResponse, viewer: Viewer, run: Callable[[], Awaitable[None]], request: StreamRequest, high_water: int
+    response: StreamResponse,
+    viewer: Viewer,
+    run: Callable[[], Awaitable[None]],
+    request: StreamRequest,
+    high_water: int,
 ) -> None:
     if response.closed:
         return
@@ -180,9 +198,10 @@ async def _through_asgi(
     await send({"type": "http.response.start", "status": 200, "headers": _headers(request)})
 
     async def pump() -> None:
-        while (body := await outbox.take()) is not None:
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        with suppress(OSError):  # how some servers say that the peer is gone
+            while (body := await outbox.take()) is not None:
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -197,14 +216,19 @@ async def _through_asgi(
             viewer.finish("left")
             outbox.close()
 
+    pumping, serving = asyncio.create_task(pump()), asyncio.create_task(serve())
     watching = asyncio.create_task(watch())
-    serving = asyncio.create_task(serve())
+    viewer.abort = pumping.cancel  # a send that takes nothing would wait for ever
     try:
-        await pump()
+        await asyncio.wait((pumping,))
     finally:
         viewer.finish("left")
+        pumping.cancel()
         watching.cancel()
-        await asyncio.gather(watching, serving, return_exceptions=True)
+        results = await asyncio.gather(pumping, serving, watching, return_exceptions=True)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
 
 
 class _Outbox:
@@ -262,7 +286,7 @@ def _run_id_of(scope: Scope) -> str | None:
 
 def _parse(run_id: str, scope: Scope) -> StreamRequest:
     check_id(run_id, "run_id")
-    query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True, max_num_fields=100)
+    query = _query(scope["query_string"])
     header = _header(scope, b"last-event-id")
     token = _header(scope, b"x-cancel-token") or _one(query, "cancel_token")
     return StreamRequest(
@@ -275,6 +299,13 @@ def _parse(run_id: str, scope: Scope) -> StreamRequest:
         cancel_token=token or None,
         owns=_owns(_one(query, "on_disconnect"), token),
     )
+
+
+def _query(raw: bytes) -> dict[str, list[str]]:
+    try:
+        return parse_qs(raw.decode("latin-1"), keep_blank_values=True, max_num_fields=_FIELDS_MAX)
+    except ValueError:
+        raise BadRequest(f"the query has too many fields: {_FIELDS_MAX} are allowed", field="query") from None
 
 
 def _header(scope: Scope, name: bytes) -> str | None:
@@ -308,7 +339,9 @@ def _owns(value: str, token: str | None) -> bool:
     if value in ("", "nothing"):
         return False
     if value != "cancel":
-        raise BadRequest(f"on_disconnect={value[:64]!r} is not allowed: it is “cancel” or “nothing”", field="on_disconnect")
+        raise BadRequest(
+            f"on_disconnect={value[:64]!r} is not allowed: it is “cancel” or “nothing”", field="on_disconnect"
+        )
     if not token:
         raise BadRequest("on_disconnect=cancel needs the run's cancel token", field="cancel_token")
     return True
@@ -337,9 +370,10 @@ async def _answer(send: Send, status: int, headers: list[Header]) -> None:
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _away(request: StreamRequest, scope: Scope, send: Send) -> None:
+async def _away(request: StreamRequest, scope: Scope, send: Send, retry_ms: int) -> None:
     """The store is away: an empty stream that asks to come back. The headers are those of any stream."""
     await send({"type": "http.response.start", "status": 200, "headers": _headers(request)})
-    body = b"" if scope["method"] == "HEAD" else request.format.opening(2_000)
+    # Everybody is sent away at once: they need not all come back at once.
+    opening = request.format.opening(int(retry_ms * random.uniform(0.5, 1.5)))
+    body = b"" if scope["method"] == "HEAD" else opening
     await send({"type": "http.response.body", "body": body, "more_body": False})
-

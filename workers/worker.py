@@ -126,10 +126,11 @@ class Worker:
             taken = await self._unless_drained(taking)
             if taken is None:
                 continue
-            if self._draining.is_set():
-                await self._put_back(taken)
-            else:
+            if not self._draining.is_set():
                 await self._claim(taken)
+        await self._drop_link()
+        with contextlib.suppress(RuncastError):  # else what is left of ours is reclaimed after a while
+            await self._broker.queue.leave(self.name)
 
     async def _free_slot(self) -> bool:
         """Wait for one; false once drained."""
@@ -144,14 +145,10 @@ class Worker:
         draining = asyncio.create_task(self._draining.wait())
         try:
             await asyncio.wait({taking, draining}, return_when=asyncio.FIRST_COMPLETED)
-            if not taking.done():
-                # Closing the link ends the blocked read; an entry that was on its way is reclaimed by another worker.
-                taking.cancel()
+            taking.cancel()
             return await _result(taking)
         finally:
             draining.cancel()
-            if self._draining.is_set():
-                await self._drop_link()
 
     async def _take(self) -> Taken | None:
         """The next entry; ``None`` after a while without one, or without the store."""
@@ -173,11 +170,6 @@ class Worker:
         link, self._link = self._link, None
         if link is not None:
             await link.aclose()
-
-    async def _put_back(self, taken: Taken) -> None:
-        with contextlib.suppress(RuncastError):  # else another worker reclaims it
-            await self._broker.queue.put(taken.run_id, taken.attempt)
-            await self._broker.queue.done(taken.entry_id)
 
     async def _claim(self, taken: Taken) -> None:
         # An owner's token is of one claim only: a claim whose answer was lost can then be repeated, and a run that came

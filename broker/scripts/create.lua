@@ -9,8 +9,9 @@
 --       5 what to do when its worker is lost: "fail" or "retry"
 --       6 limits, six integers: "item_max_bytes run_max_items run_max_bytes run_ttl_ms record_ttl_ms bus_max_entries";
 --         they stay with the run, so that workers in any language need not know them
---       7 digest of the body, no spaces (with KEYS[7])
---       8 run id of an idempotency entry that may be replaced, since its record is gone, or "" (with KEYS[7])
+--       7 name of the queue that it waits in
+--       8 digest of the body, no spaces (with KEYS[7])
+--       9 run id of an idempotency entry that may be replaced, since its record is gone, or "" (with KEYS[7])
 -- Reply {"OK", now, [field, value, …]}   created; the record as HGETALL gives it
 --       {"SAME", run id}                 that key and body made this run already
 --       {"CONFLICT", run id}             that key made this run from another body
@@ -26,8 +27,8 @@ if KEYS[7] then
   local entry = redis.call('GET', KEYS[7])
   if entry then
     local digest, known = string.match(entry, '^(%S+) (%S+)$')
-    if known ~= ARGV[8] then
-      return { digest == ARGV[7] and 'SAME' or 'CONFLICT', known }
+    if known ~= ARGV[9] then
+      return { digest == ARGV[8] and 'SAME' or 'CONFLICT', known }
     end
   end
 end
@@ -44,12 +45,12 @@ redis.call('HSET', KEYS[1],
   'status', 'queued', 'owner', '', 'attempt', 1, 'epoch', 1, 'rewound_to', 0, 'rewound_from', '',
   'first', 1, 'last', 0, 'bytes', 0, 'beat', now, 'cancel_requested', '', 'created', now,
   'started', '', 'ended', '', 'session', ARGV[3], 'principal', ARGV[4],
-  'request', ARGV[2], 'on_worker_lost', ARGV[5], 'limits', ARGV[6], 'queue_entry', '')
+  'request', ARGV[2], 'on_worker_lost', ARGV[5], 'limits', ARGV[6], 'queue', ARGV[7], 'queue_entry', '')
 redis.call('ZADD', KEYS[4], now, run)
 redis.call('ZADD', KEYS[5], now, run)
 redis.call('XADD', KEYS[6], 'MAXLEN', limits[6], '*', 'kind', 'run.created', 'run_id', run, 'session_id', ARGV[3],
   'ts', now, 'd', '{"status":"queued","attempt":1,"last_seq":0}')
 if KEYS[7] then
-  redis.call('SET', KEYS[7], ARGV[7] .. ' ' .. run, 'PX', limits[5])
+  redis.call('SET', KEYS[7], ARGV[8] .. ' ' .. run, 'PX', limits[5])
 end
 return { 'OK', now, redis.call('HGETALL', KEYS[1]) }

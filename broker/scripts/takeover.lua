@@ -43,10 +43,14 @@ local function announce(kind, state)
     'ts', now, 'd', '{"status":"' .. state .. '","attempt":' .. attempt .. ',"last_seq":' .. last .. '}')
 end
 
-redis.call('DEL', KEYS[3])
-redis.call('HINCRBY', KEYS[1], 'epoch', 1)
-redis.call('HSET', KEYS[1], 'rewound_to', last, 'rewound_from', '', 'beat', now)
+local function fence_off_the_owner()
+  redis.call('DEL', KEYS[3])
+  redis.call('HINCRBY', KEYS[1], 'epoch', 1)
+  redis.call('HSET', KEYS[1], 'rewound_to', record[5], 'rewound_from', '', 'beat', now)
+end
+
 if record[8] == '' and record[9] == 'retry' and tonumber(attempt) < tonumber(ARGV[4]) then
+  fence_off_the_owner()
   attempt = redis.call('HINCRBY', KEYS[1], 'attempt', 1)
   redis.call('HSET', KEYS[1], 'status', 'queued', 'owner', '', 'queue_entry', '')
   announce('run.requeued', 'queued')
@@ -57,6 +61,7 @@ local fence = record[8] == '' and 'failed' or 'cancelled'
 local d = '{"ts":' .. now .. ',' .. string.sub(fence == 'failed' and ARGV[5] or ARGV[6], 2)
 last = string.format('%.0f', tonumber(last) + 1)
 redis.call('XADD', KEYS[2], last .. '-0', 't', fence, 'd', d)
+fence_off_the_owner()
 redis.call('HSET', KEYS[1], 'status', fence, 'ended', now, 'last', last,
   'bytes', string.format('%.0f', tonumber(record[6]) + #fence + #d),
   'outcome', '{"type":"' .. fence .. '","seq":' .. last .. ',"item":' .. d .. '}')

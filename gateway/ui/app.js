@@ -217,9 +217,15 @@ function toNewest() {
   window.scrollTo(0, bottom());
 }
 
+let lastY = 0;
+
 window.addEventListener("scroll", () => {
+  const up = window.scrollY < lastY - 2;
+  lastY = window.scrollY;
   if (!current) return;
-  current.follow = window.scrollY >= bottom() - 40;
+  // Only going up is leaving: growing content also moves the bottom away.
+  if (window.scrollY >= bottom() - 40) current.follow = true;
+  else if (up) current.follow = false;
   if (current.follow) $("jump").hidden = true;
 }, { passive: true });
 

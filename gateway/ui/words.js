@@ -33,6 +33,7 @@ export function brief(args) {
   let text = args;
   if (typeof args === "object") {
     const values = Object.values(args);
+    if (!values.length) return "";
     text = values.length === 1 && typeof values[0] === "string" ? values[0] : JSON.stringify(args);
   }
   const line = String(text).replace(/\s+/g, " ").trim();

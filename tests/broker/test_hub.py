@@ -55,7 +55,7 @@ def seqs(entries: list[StreamEntry]) -> list[int]:
 
 async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not true():
+        while not true():  # noqa: ASYNC110  # any state at all, not one event
             await asyncio.sleep(0.002)
 
 
@@ -96,7 +96,9 @@ async def test_modes_choose_what_is_shown_and_the_fence_is_always_shown(b: Broke
     async with running(b) as p:
         await publish(p, 3)
         await p.publish(ToolStarted(call_id="c", name="terminal"))
-        following = {m: asyncio.create_task(collect(b, p.run_id, modes=m)) for m in ("messages", "tools", "cost", "final")}
+        following = {
+            m: asyncio.create_task(collect(b, p.run_id, modes=m)) for m in ("messages", "tools", "cost", "final")
+        }
         await until(lambda: b.hub.viewers == 4)
         await publish(p, 1)
         await p.seal(Final())
@@ -138,10 +140,14 @@ async def test_a_slow_consumer_is_demoted_and_loses_nothing(b: Broker):
 class Socket:
     """A peer of whom the test decides whether it reads."""
 
-    def __init__(self, b: Broker, run_id: str, *, after: int = 0, modes: Mode = Mode.EVENTS, room: int = 1 << 30) -> None:
+    def __init__(
+        self, b: Broker, run_id: str, *, after: int = 0, modes: Mode = Mode.EVENTS, room: int = 1 << 30
+    ) -> None:
         self.got = b""
         self.room = room
-        self.viewer = Viewer(run_id, format=get_format("native"), modes=modes, seq=after, write=self.write, framing=PLAIN)
+        self.viewer = Viewer(
+            run_id, format=get_format("native"), modes=modes, seq=after, write=self.write, framing=PLAIN
+        )
 
     def write(self, data: bytes) -> None:
         assert not self.viewer.closed or self.viewer.reason == "end"
@@ -258,7 +264,9 @@ async def test_one_cursor_many_readers_one_read(b: Broker, monkeypatch: pytest.M
     assert len(reads) == 1
 
 
-async def test_viewers_joining_at_random_while_it_runs_with_a_slow_store_in_between(b: Broker, monkeypatch: pytest.MonkeyPatch):
+async def test_viewers_joining_at_random_while_it_runs_with_a_slow_store_in_between(
+    b: Broker, monkeypatch: pytest.MonkeyPatch
+):
     original = b.log.read
 
     async def slow_read(*args, **kwargs):

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from broker.errors import ClaimRefused
-from broker.queue import Queue
+from broker.queue import Queue, Taken
 from broker.redis import Link, Store
 from tests.broker.registry import Registry
 
@@ -25,7 +25,7 @@ async def link(store: Store) -> AsyncIterator[Link]:
     await opened.aclose()
 
 
-async def take(queue: Queue, link: Link, consumer: str = "c1") -> tuple[str, str, int] | None:
+async def take(queue: Queue, link: Link, consumer: str = "c1") -> Taken | None:
     """The first look may make the group: look twice."""
     return await queue.take(link, consumer, block_ms=20) or await queue.take(link, consumer, block_ms=20)
 
@@ -51,9 +51,11 @@ async def test_an_entry_goes_to_one_of_several_workers(registry: Registry, store
     async def work(name: str) -> None:
         link = await store.link()
         queue = Queue(store)
-        while (taken := await take(queue, link, name)) is not None:
-            seen.append(taken[1])
-            await queue.done(taken[0])
+        taken = await take(queue, link, name)
+        while taken is not None:
+            seen.append(taken.run_id)
+            await queue.done(taken.entry_id)
+            taken = await take(queue, link, name)
         await link.aclose()
 
     await asyncio.gather(*(work(f"c{n}") for n in range(4)))
@@ -140,6 +142,33 @@ async def test_lacking(registry: Registry) -> None:
     kept = await registry.queue.put("run", 1)
     gone = await registry.queue.put("run", 1)
     await registry.queue.done(gone)
-    assert await registry.queue.lacking(["", kept, gone, kept]) == [True, False, True, False]
+    name = registry.store.settings.queue
+    asked = [(name, ""), (name, kept), (name, gone), (name, kept), ("other", kept)]
+    assert await registry.queue.lacking(asked) == [True, False, True, False, True]
     assert await registry.queue.lacking([]) == []
-    assert await registry.queue.lacking([""]) == [True]
+    assert await registry.queue.lacking([(name, "")]) == [True]
+
+
+async def test_consumers_that_are_gone_are_removed_unless_they_hold_an_entry(registry: Registry, link: Link) -> None:
+    assert await registry.queue.prune_consumers(0.0) == 0
+    await registry.queue.put("run", 1)
+    assert await take(registry.queue, link, "holder") is not None
+    await registry.queue.put("run2", 1)
+    taken = await take(registry.queue, link, "idle")
+    assert taken is not None
+    await registry.queue.done(taken[0])
+    assert await registry.queue.prune_consumers() == 0
+    assert await registry.queue.prune_consumers(0.0) == 1
+    assert await registry.queue.reclaim("other", 0.0) is not None
+
+
+async def test_a_worker_that_leaves_gives_back_what_it_had_not_claimed(registry: Registry, link: Link) -> None:
+    assert await registry.queue.leave("nobody") == 0
+    await registry.queue.put("run", 1)
+    assert await take(registry.queue, link, "leaving") is not None
+    assert await registry.queue.leave("leaving") == 1
+    assert await registry.queue.leave("leaving") == 0
+    taken = await take(registry.queue, link, "other")
+    assert taken is not None
+    assert taken[1:] == ("run", 1)
+    assert await registry.queue.size() == 1

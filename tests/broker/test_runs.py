@@ -138,7 +138,7 @@ async def test_a_key_whose_record_is_gone_is_free_again(registry: Registry) -> N
     assert (again.run_id, created) == (second.run_id, False)
 
 
-async def dies_before_the_queue(*_: Any) -> str:
+async def dies_before_the_queue(*_: Any, **__: Any) -> str:
     raise StoreUnavailable("gone")
 
 

@@ -25,7 +25,7 @@ def flat(items: Sequence[tuple[str, bytes]]) -> list[Any]:
 
 
 async def create(registry: Registry, run_id: str, limits: str = LIMITS, lost: str = "fail") -> Any:
-    return await registry.script("create", run_id, run_id, '{"input":{"message":"m"}}', "s1", "p1", lost, limits)
+    return await registry.script("create", run_id, run_id, '{"input":{"message":"m"}}', "s1", "p1", lost, limits, "q")
 
 
 async def claimed(registry: Registry, limits: str = LIMITS, lost: str = "fail", run_id: str = "r") -> None:
@@ -93,7 +93,7 @@ async def test_create_under_an_idempotency_key(registry: Registry) -> None:
     entry = registry.keys.idempotency(registry.keys.partition("r"), "h")
 
     async def once(run_id: str, digest: str, stale: str = "") -> Any:
-        args = (run_id, "{}", "", "", "fail", LIMITS, digest, stale)
+        args = (run_id, "{}", "", "", "fail", LIMITS, "q", digest, stale)
         return await registry.script("create", "r", *args, extra_keys=[entry])
 
     assert (await once("r", "d1"))[0] == b"OK"

@@ -172,6 +172,21 @@ async def test_a_lost_queue_is_made_again(registry: Registry) -> None:
     assert await registry.queue.size() == 5
 
 
+async def test_a_run_is_queued_again_where_it_was_made_for(registry: Registry, store_url: str) -> None:
+    settings = registry.store.settings.model_copy(update={"queue": "special"})
+    other = await Store.connect(store_url, settings)
+    try:
+        run = await Registry(other).queued()
+        await backdate(registry, run.run_id)
+        assert (await sweep(Sweeper(registry.runs), 0))["mended"] == 0
+        await other.call("DEL", registry.keys.queue("special"))
+        assert (await sweep(Sweeper(registry.runs), 5))["mended"] == 1
+        assert await registry.queue.size() == 0
+        assert await Registry(other).queue.size() == 1
+    finally:
+        await other.aclose()
+
+
 async def test_a_crash_between_takeover_and_queue_is_mended(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,7 +129,9 @@ class SseViewer:
     ``ids`` are the seqs of the items in the order in which they came; ``controls`` the control events.
     """
 
-    def __init__(self, run_id: str, ports: list[int], *, after: int | None = None, query: str = "", retry: float = 0.1) -> None:
+    def __init__(
+        self, run_id: str, ports: list[int], *, after: int | None = None, query: str = "", retry: float = 0.1
+    ) -> None:
         self.run_id, self.ports, self.query, self.retry = run_id, ports, query, retry
         self.last_id = f"{run_id}:{after}" if after is not None else ""
         self.ids: list[int] = []

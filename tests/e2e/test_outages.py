@@ -1,4 +1,4 @@
-"""Workers that die or sleep, stores that go away, restart or lose their end: one fence each, nothing twice, nothing hung."""
+"""Workers that die or sleep, stores that go away, restart or lose their end: one fence, nothing twice, nothing hung."""
 
 from __future__ import annotations
 
@@ -210,16 +210,16 @@ async def test_a_restarted_store_continues_every_stream(
     redis_server: RedisServer, namespace: str, tmp_path: Path, kill: bool
 ):
     settings = Settings(namespace=namespace, block=1.0)
-    async with api.open(redis_server.url, settings) as worker, api.open(redis_server.url, settings) as gateway:
-        async with claimed(worker) as p:
-            got: list[StreamEntry] = []
-            watching = asyncio.create_task(watch(gateway, p.run_id, got))
-            await publish(p, 1, 50)
-            await eventually(lambda: len(got) == 50)
-            await asyncio.to_thread(redis_server.restart, kill=kill)
-            await publish(p, 51, 100)
-            last = await p.seal(Final())
-            await asyncio.wait_for(watching, 20)
+    url = redis_server.url
+    async with api.open(url, settings) as worker, api.open(url, settings) as gateway, claimed(worker) as p:
+        got: list[StreamEntry] = []
+        watching = asyncio.create_task(watch(gateway, p.run_id, got))
+        await publish(p, 1, 50)
+        await eventually(lambda: len(got) == 50)
+        await asyncio.to_thread(redis_server.restart, kill=kill)
+        await publish(p, 51, 100)
+        last = await p.seal(Final())
+        await asyncio.wait_for(watching, 20)
     assert not [e.type for e in got if e.control]
     assert seqs(got) == list(range(1, last + 1))
 
@@ -260,7 +260,9 @@ async def test_a_promoted_replica_without_the_end_of_the_log(failover: Failover,
         watching = asyncio.create_task(watch(gateway, p.run_id, got))
         await publish(p, 1, 90)
         await p.flush()
-        await eventually(lambda: b"90-0" in repr(failover.replica.command("XINFO", "STREAM", worker.keys.items(p.run_id))).encode())
+        await eventually(
+            lambda: b"90-0" in repr(failover.replica.command("XINFO", "STREAM", worker.keys.items(p.run_id))).encode()
+        )
         failover.lag()
         await publish(p, 91, 100)
         await p.flush()
@@ -284,4 +286,6 @@ async def test_a_promoted_replica_without_the_end_of_the_log(failover: Failover,
     assert [got[i].fields.get("reason") for i in resets] == ["rewound"]
     assert seqs(got[: resets[0]]) == list(range(1, 101))
     assert [(e.seq, e.data) for e in got[resets[0] + 1 :]] == [(e.seq, e.data) for e in fresh]
-    assert texts == "".join(f"{n} " for n in [*range(1, 91), *range(98, 121)]), "what was lost is lost, the rest is there"
+    assert texts == "".join(f"{n} " for n in [*range(1, 91), *range(98, 121)]), (
+        "what was lost is lost, the rest is there"
+    )

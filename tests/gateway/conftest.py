@@ -22,7 +22,7 @@ from gateway.app import Gateway, create_app
 from gateway.transport import StreamProtocol
 from tests.servers import eventually
 
-Serve = Callable[[Gateway], AbstractAsyncContextManager[str]]
+Serve = Callable[..., AbstractAsyncContextManager[str]]
 
 
 @pytest.fixture
@@ -73,8 +73,8 @@ def serve() -> Serve:
 
 
 @asynccontextmanager
-async def serving(gateway: Gateway) -> AsyncIterator[str]:
-    config = uvicorn.Config(gateway, port=0, log_level="warning", http=StreamProtocol, lifespan="on")
+async def serving(gateway: Gateway, port: int = 0) -> AsyncIterator[str]:
+    config = uvicorn.Config(gateway, port=port, log_level="warning", http=StreamProtocol, lifespan="on")
     server = uvicorn.Server(config)
     task = asyncio.create_task(server._serve())
     try:

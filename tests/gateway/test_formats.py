@@ -81,9 +81,7 @@ def test_control_frames() -> None:
     assert NATIVE.end("r", "completed", 412) == (
         b'event: end\ndata: {"run_id":"r","status":"completed","last_seq":412}\n\n'
     )
-    assert NATIVE.gap("r", 1, 5, 9) == (
-        b'event: gap\ndata: {"run_id":"r","requested":1,"earliest":5,"latest":9}\n\n'
-    )
+    assert NATIVE.gap("r", 1, 5, 9) == (b'event: gap\ndata: {"run_id":"r","requested":1,"earliest":5,"latest":9}\n\n')
     assert NATIVE.reset("r", "ahead") == b'event: reset\ndata: {"run_id":"r","reason":"ahead"}\n\n'
 
 

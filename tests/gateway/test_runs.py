@@ -53,9 +53,7 @@ async def test_the_same_key_and_body_is_the_same_run(client: httpx.AsyncClient) 
     again = await client.post("/v1/runs", json=BODY, headers={"Idempotency-Key": "k1"})
     assert (first.status_code, again.status_code) == (201, 200)
     assert first.json() == again.json()
-    other = await client.post(
-        "/v1/runs", json={**BODY, "metadata": {"a": "b"}}, headers={"Idempotency-Key": "k1"}
-    )
+    other = await client.post("/v1/runs", json={**BODY, "metadata": {"a": "b"}}, headers={"Idempotency-Key": "k1"})
     assert_problem(other, 409, "idempotency_conflict")
 
 
@@ -90,9 +88,7 @@ async def test_what_is_not_declared_as_json_is_refused(client: httpx.AsyncClient
 
 @pytest.mark.parametrize("media_type", ["application/json; charset=utf-8", "Application/JSON", "application/x+json"])
 async def test_json_by_any_of_its_names(client: httpx.AsyncClient, media_type: str) -> None:
-    response = await client.post(
-        "/v1/runs", content=b'{"input":{"message":"x"}}', headers={"Content-Type": media_type}
-    )
+    response = await client.post("/v1/runs", content=b'{"input":{"message":"x"}}', headers={"Content-Type": media_type})
     assert response.status_code == 201
 
 
@@ -255,9 +251,7 @@ async def test_items_backwards_and_by_modes(client: httpx.AsyncClient, play: Pla
         ("modes=smells", 400, "unknown_mode", "modes"),
     ],
 )
-async def test_bad_pages(
-    client: httpx.AsyncClient, play: Play, query: str, status: int, code: str, field: str
-) -> None:
+async def test_bad_pages(client: httpx.AsyncClient, play: Play, query: str, status: int, code: str, field: str) -> None:
     run = await play()
     assert_problem(await client.get(f"/v1/runs/{run.id}/items?{query}"), status, code, field)
 

@@ -155,14 +155,13 @@ async def test_the_lanes_follow_the_bus_only_while_somebody_listens(
 # The end.
 
 
-async def test_shutdown_ends_streams_listeners_and_waits_at_once(
-    broker: Broker, serve: Serve, play: Play
-) -> None:
+async def test_shutdown_ends_streams_listeners_and_waits_at_once(broker: Broker, serve: Serve, play: Play) -> None:
     run = await play()
     server = serve(create_app(broker=broker))
     address = await server.__aenter__()
     async with (
-        httpx.AsyncClient(base_url=address, timeout=10) as http, listening(http, f"/v1/runs/{run.id}/stream") as viewer,
+        httpx.AsyncClient(base_url=address, timeout=10) as http,
+        listening(http, f"/v1/runs/{run.id}/stream") as viewer,
         listening(http, "/v1/events") as bus,
     ):
         waiting = asyncio.create_task(http.get(f"/v1/runs/{run.id}/result?wait=5"))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import re
+import select
 import subprocess
 import sys
 import time
@@ -44,29 +47,39 @@ class Result:
 
 
 class Process:
-    """The command as a process. ``until`` reads its output up to a line or piece of text, with a deadline."""
+    """The command as a process. ``until`` reads its output up to a piece of text or a pattern, with a deadline."""
 
     def __init__(self, arguments: tuple[str, ...], environment: dict[str, str]) -> None:
         pipe = subprocess.PIPE
         self.popen = subprocess.Popen([*COMMAND, *arguments], stdin=pipe, stdout=pipe, stderr=pipe, env=environment)
-        self.seen = b""
+        self._read = {False: b"", True: b""}
+        self._matched = {False: 0, True: 0}
 
     def write(self, text: str) -> None:
         assert self.popen.stdin
         self.popen.stdin.write(text.encode())
         self.popen.stdin.flush()
 
-    def until(self, text: str, *, err: bool = False, timeout: float = 30.0) -> str:
+    def until(self, text: str | re.Pattern[str], *, err: bool = False, timeout: float = 30.0) -> re.Match[str]:
+        """Search what came after the last match, and wait for it."""
+        pattern = text if isinstance(text, re.Pattern) else re.compile(re.escape(text))
         stream = self.popen.stderr if err else self.popen.stdout
         assert stream
-        seen, end = b"", time.monotonic() + timeout
-        while text.encode() not in seen:
-            assert time.monotonic() < end, f"no {text!r} in {seen!r}"
+        end = time.monotonic() + timeout
+        while True:
+            seen = self._read[err].decode(errors="ignore")
+            if found := pattern.search(seen, self._matched[err]):
+                self._matched[err] = found.end()
+                return found
+            ready, _, _ = select.select([stream], [], [], max(end - time.monotonic(), 0))
+            assert ready, f"no {pattern.pattern!r} in {seen!r}"
             chunk = os.read(stream.fileno(), 4096)
-            assert chunk, f"it ended without {text!r}: {seen!r}; {self.popen.stderr and self.popen.stderr.read()!r}"
-            seen += chunk
-        self.seen += seen
-        return seen.decode()
+            assert chunk, f"it ended without {pattern.pattern!r}: {seen!r}"
+            self._read[err] += chunk
+
+    @property
+    def seen(self) -> str:
+        return self._read[False].decode(errors="ignore")
 
     def signal(self, number: int) -> None:
         self.popen.send_signal(number)
@@ -74,7 +87,15 @@ class Process:
     def end(self, timeout: float = 30.0) -> Result:
         """Close stdin, and wait for the end."""
         out, err = self.popen.communicate(timeout=timeout)
-        return Result(self.popen.returncode, (self.seen + out).decode(), err.decode())
+        return Result(self.popen.returncode, (self._read[False] + out).decode(), (self._read[True] + err).decode())
+
+    def close(self) -> None:
+        self.popen.kill()
+        self.popen.wait()
+        for stream in (self.popen.stdin, self.popen.stdout, self.popen.stderr):
+            if stream:
+                with contextlib.suppress(OSError):
+                    stream.close()
 
 
 class Command:
@@ -117,9 +138,7 @@ class Command:
 
     def close(self) -> None:
         for process in self._started:
-            if process.popen.poll() is None:
-                process.popen.kill()
-            process.popen.communicate()
+            process.close()
 
 
 @pytest.fixture

@@ -9,11 +9,7 @@ def test_runs_are_listed_newest_first(runcast: Command) -> None:
     for run_id in ("r1", "r2", "r3"):
         runcast.imported(run_id)
     rows = [line.split("\t") for line in runcast("runs").out.splitlines()]
-    assert [row[:3] for row in rows] == [
-        ["r3", "completed", "import"],
-        ["r2", "completed", "import"],
-        ["r1", "completed", "import"],
-    ]
+    assert [row[:3] for row in rows] == [[run_id, "completed", "import"] for run_id in ("r3", "r2", "r1")]
     assert [line["run_id"] for line in runcast("runs", "--json", "--limit", "2").lines] == ["r3", "r2"]
 
 
@@ -55,9 +51,8 @@ def test_show_of_a_failed_run_says_why_and_how_far(runcast: Command) -> None:
 
 def test_cancel(runcast: Command) -> None:
     assert runcast("run", "x", "--runner", "scripted", "--run-id", "r1", "--detach").code == 0
-    assert runcast("cancel", "r1", "--json").lines == [
-        {"run_id": "r1", "status": "cancelled", "cancel_requested": True}
-    ]
+    cancelled = {"run_id": "r1", "status": "cancelled", "cancel_requested": True}
+    assert runcast("cancel", "r1", "--json").lines == [cancelled]
     assert runcast("cancel", "r1").code == 0, "repeating it is harmless"
     runcast.imported("r2")
     assert runcast("cancel", "r2").code == 6

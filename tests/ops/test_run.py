@@ -87,7 +87,8 @@ def test_json_has_one_item_a_line_in_order(runcast: Command, worker: Process) ->
 def test_modes_choose_what_is_shown(runcast: Command, worker: Process) -> None:
     script = "script=tokens=4 tool=1"
     lines = runcast("run", "hi", *SCRIPTED, script, "--json", "--modes", "tools").lines
-    assert [line["type"] for line in lines] == ["tool.started", "tool.completed", "final"]
+    assert {line["type"].split(".")[0] for line in lines} <= {"tool", "tool_call", "final"}
+    assert [line["type"] for line in lines[-2:]] == ["tool.completed", "final"]
     shown = runcast("run", "hi", *SCRIPTED, script, "--modes", "tools,usage").out
     assert shown.startswith("▶ clock")
     assert "tokens in" in shown
@@ -260,7 +261,7 @@ def test_leaving_a_tail_cancels_nothing(runcast: Command, arguments: tuple[str, 
     follower = runcast.start("tail", "r1", *arguments)
     publisher.write('{"type":"message.delta","data":{"text":"a"}}\n')
     if arguments == ("--json",):
-        assert json.loads(follower.until("\n"))["text"] == "a"
+        assert json.loads(follower.until(re.compile(r"(.*)\n"))[1])["text"] == "a"
     else:  # it shows nothing yet: it is there once it has connected
         _attached(runcast)
     follower.signal(signal.SIGINT)

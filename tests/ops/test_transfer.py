@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import time
 
@@ -64,7 +65,7 @@ def test_an_id_is_made_and_printed_first_also_as_json(runcast: Command) -> None:
 
 def test_a_pipe_is_a_live_publisher(runcast: Command) -> None:
     process = runcast.start("import", "--run", "live")
-    assert process.until("\n") == "live\n"
+    process.until(re.compile(r"\Alive\n"))
     process.write(ONE + ONE[:20])
     items_reach(runcast, "live", 1)
     assert record(runcast, "live").status == "running"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +19,7 @@ def _lines(chunks: list[bytes], limit: int = 1 << 24) -> list[bytes | TooLong]:
 @given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=8))
 def test_any_split_gives_the_same_lines(raw: bytes, cuts: list[int]) -> None:
     edges = [0, *sorted(min(c, len(raw)) for c in cuts), len(raw)]
-    pieces = [raw[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [raw[a:b] for a, b in pairwise(edges)]
     assert _lines(pieces) == _lines([raw])
 
 

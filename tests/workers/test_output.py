@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -20,7 +21,7 @@ def _bytes(*records: object) -> bytes:
 def _parse(raw: bytes, *, succeeded: bool = True, cuts: Sequence[int] = ()) -> tuple[OutputParser, list[Item]]:
     parser = OutputParser()
     edges = [0, *sorted(min(c, len(raw)) for c in cuts), len(raw)]
-    items = [item for a, b in zip(edges, edges[1:], strict=False) for item in parser.feed(raw[a:b])]
+    items = [item for a, b in pairwise(edges) for item in parser.feed(raw[a:b])]
     return parser, items + parser.close(succeeded=succeeded)
 
 

@@ -206,19 +206,17 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 async def test_however_the_worker_ends_nothing_is_left(mark: str, how: signal.Signals) -> None:
-    worker = subprocess.Popen([sys.executable, "-c", WORKER, mark], stdout=subprocess.PIPE)
+    worker = await asyncio.create_subprocess_exec(sys.executable, "-c", WORKER, mark, stdout=asyncio.subprocess.PIPE)
     try:
         assert worker.stdout is not None
-        assert await asyncio.to_thread(worker.stdout.readline) == b"up\n"
+        assert await worker.stdout.readline() == b"up\n"
         assert leftovers.marked(mark)
         worker.send_signal(how)
-        await asyncio.to_thread(worker.wait)
+        await worker.wait()
         await eventually(lambda: not leftovers.marked(mark), 10)
     finally:
         with contextlib.suppress(ProcessLookupError):
             worker.kill()
-        assert worker.stdout is not None
-        worker.stdout.close()
 
 
 async def test_a_cancelled_close_still_ends_everything(mark: str) -> None:

@@ -96,7 +96,11 @@ def test_a_hermes_that_is_not_configured() -> None:
 
 @pytest.mark.parametrize(
     ("name", "code"),
-    [("32_B_Q_resume_missing", "hermes_session_not_found"), ("50_B_Q_ERR401", "provider_auth"), ("50_B_Q_ERR500", "provider_error")],
+    [
+        ("32_B_Q_resume_missing", "hermes_session_not_found"),
+        ("50_B_Q_ERR401", "provider_auth"),
+        ("50_B_Q_ERR500", "provider_error"),
+    ],
 )
 def test_failures_of_commands_that_print_no_records(name: str, code: str) -> None:
     parser, _, stderr, exit_code = _read(name)

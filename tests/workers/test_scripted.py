@@ -25,6 +25,7 @@ from broker.items import (
 from broker.merge import text_of
 from broker.requests import RunInput, RunRequest
 from broker.settings import Settings
+from tests.servers import eventually
 from workers.runner import RunContext, RunnerFailed
 from workers.scripted import ScriptedRunner, parse_script
 
@@ -110,8 +111,7 @@ async def test_a_stop_ends_a_hanging_script() -> None:
     emitted = _Emitted()
     context = _context("tokens=5 hang=2", emitted)
     running = asyncio.create_task(ScriptedRunner().run(context))
-    while len(emitted.of(MessageDelta)) < 2:
-        await asyncio.sleep(0)
+    await eventually(lambda: len(emitted.of(MessageDelta)) == 2)
     assert not running.done()
     context.request_stop("cancelled")
     assert await asyncio.wait_for(running, 1) is None

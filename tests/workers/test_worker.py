@@ -20,7 +20,7 @@ from broker.requests import RunInput, RunRequest
 from broker.settings import Settings
 from tests.servers import RedisServer, eventually
 from workers.execution import Execution
-from workers.runner import Outcome, Runner, RunContext, RunnerFailed
+from workers.runner import Outcome, RunContext, Runner, RunnerFailed
 from workers.scripted import ScriptedRunner
 from workers.worker import Worker
 
@@ -97,6 +97,12 @@ async def _forever(context: RunContext) -> Final:
     return Final()
 
 
+async def _until(state: Callable[[], Awaitable[Any]], wanted: object) -> None:
+    async with asyncio.timeout(10):
+        while await state() != wanted:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
 # Outcomes.
 
 
@@ -111,7 +117,8 @@ async def test_a_run_opens_with_its_start_and_ends_with_its_fence(broker: Broker
     assert [e.type for e in entries] == ["event", "message.delta", "message.delta", "message", "final"]
     assert [e.seq for e in entries] == [1, 2, 3, 4, 5]
     started = entries[0].fields
-    assert (started["name"], started["runner"], started["worker"], started["attempt"]) == ("run.started", "test", "w1", 1)
+    assert (started["name"], started["worker"], started["attempt"]) == ("run.started", "w1", 1)
+    assert started["runner"] == "test"
     assert entries[-1].fields["message"] == entries[-2].fields["message"]
     assert (entries[-1].fields["rounds"], entries[-1].fields["metadata"]) == (1, {"k": "v"})
     record = await broker.runs.get(run_id)
@@ -195,7 +202,8 @@ async def test_an_item_without_json_fails_the_run_that_emitted_it_only(broker: B
     async with working(broker, play):
         entries = await _follow(broker, await _create(broker))
         assert entries[-1].fields["code"] == "runner_error"
-        assert (await _follow(broker, await _create(broker, "scripted", metadata={"script": "tokens=1"})))[-1].type == "final"
+        other = await _create(broker, "scripted", metadata={"script": "tokens=1"})
+        assert (await _follow(broker, other))[-1].type == "final"
 
 
 async def test_the_fence_comes_before_the_cleanup_and_the_slot_is_kept_until_after_it(broker: Broker) -> None:
@@ -348,9 +356,7 @@ async def test_two_workers_run_each_run_once(broker: Broker) -> None:
             await broker.queue.put(run_id, 1)  # an entry that comes twice is refused at the claim
         for run_id in runs:
             await _follow(broker, run_id)
-        async with asyncio.timeout(10):
-            while await broker.queue.size():
-                await asyncio.sleep(0.05)
+        await _until(broker.queue.size, 0)
     assert sorted(played) == sorted(runs)
 
 
@@ -359,9 +365,8 @@ async def test_two_workers_run_each_run_once(broker: Broker) -> None:
 
 async def _expire(broker: Broker, run_id: str) -> None:
     """What a sweep does once a lease is over, whatever the owner says meanwhile."""
-    async with asyncio.timeout(10):
-        while await broker.runs.takeover(await broker.runs.get(run_id)) is None:
-            await asyncio.sleep(0)
+    while await broker.runs.takeover(await broker.runs.get(run_id)) is None:
+        pass  # a beat came between the read and the takeover
 
 
 async def test_a_run_that_was_taken_over_stops_its_runner_and_writes_nothing_more(broker: Broker) -> None:
@@ -483,6 +488,23 @@ async def test_a_second_drain_does_not_wait(broker: Broker) -> None:
     assert (await _follow(broker, run_id))[-1].fields["code"] == "worker_stopped"
 
 
+async def test_a_drained_worker_leaves_neither_its_name_nor_an_entry_in_the_queue(broker: Broker) -> None:
+    worker = Worker(broker, runners={"test": Playing(_returns_nothing)}, sweep=False)
+    task = asyncio.create_task(worker.run())
+    await _follow(broker, await _create(broker))
+    # As if it had died between taking an entry and claiming it.
+    other = await _create(broker, runner="later")
+    link = await broker.store.link()
+    taken = await broker.queue.take(link, worker.name, block_ms=100)
+    await link.aclose()
+    worker.drain()
+    await task
+    assert taken is None or taken.run_id == other
+    assert await broker.store.call(b"XINFO", b"CONSUMERS", broker.queue.key, b"workers") == []
+    if taken is not None:
+        assert await broker.queue.size() == 1
+
+
 async def test_an_idle_worker_ends_at_once(broker: Broker) -> None:
     worker = Worker(broker, runners={}, sweep=True)
     task = asyncio.create_task(worker.run())
@@ -500,9 +522,7 @@ async def test_a_worker_tells_the_bus_that_it_came_and_went(broker: Broker) -> N
         raw = await broker.store.call(b"XRANGE", key, b"-", b"+")
         return [dict(zip(f[::2], f[1::2], strict=True))[b"kind"] for _, f in raw]
 
-    async with asyncio.timeout(5):
-        while await kinds() != [b"worker.started"]:
-            await asyncio.sleep(0.02)
+    await _until(kinds, [b"worker.started"])
     worker.drain()
     await task
     assert await kinds() == [b"worker.started", b"worker.stopped"]

@@ -1,0 +1,127 @@
+"""``runcast doctor``: findings for what is there, missing and wrong."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ops.conftest import Command
+from tests.servers import RedisServer
+
+
+@pytest.fixture(autouse=True)
+def free_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever runs on this machine's port 8700 is not this test's business."""
+    monkeypatch.setenv("RUNCAST_PORT", "0")
+
+
+def findings(runcast: Command, *arguments: str) -> tuple[int, dict[str, list[dict[str, Any]]]]:
+    result = runcast("doctor", "--json", *arguments)
+    by_subject: dict[str, list[dict[str, Any]]] = {}
+    for line in result.out.splitlines():
+        finding = json.loads(line)
+        by_subject.setdefault(finding["subject"], []).append(finding)
+    return result.code, by_subject
+
+
+def states(found: dict[str, list[dict[str, Any]]], subject: str) -> list[str]:
+    return [finding["state"] for finding in found[subject]]
+
+
+def test_a_healthy_embedded_store(runcast: Command) -> None:
+    code, found = findings(runcast)
+    assert code == 0
+    for subject in ("python", "runcast", "store", "server", "persistence", "memory", "port", "data dir"):
+        assert states(found, subject) == ["ok"], found[subject]
+    assert set(states(found, "runner")) == {"ok"}
+    assert states(found, "hermes") == ["note"]
+    assert "start runcast worker" in found["queue"][0]["hint"]
+
+
+def test_a_worker_is_seen(runcast: Command) -> None:
+    process = runcast.start("worker")
+    arguments = ("--runner", "scripted", "--metadata", "script=tokens=1")
+    assert runcast("run", "x", *arguments).code == 0
+    code, found = findings(runcast)
+    assert code == 0
+    assert found["queue"][0]["found"].endswith("1 workers")
+    process.popen.kill()
+
+
+def test_as_text(runcast: Command) -> None:
+    result = runcast("doctor")
+    assert result.code == 0
+    assert result.out.endswith("nothing is wrong\n")
+
+
+def test_an_absent_store(runcast: Command) -> None:
+    code, found = findings(runcast, "--redis", "redis://:s3cret@127.0.0.1:1/0")
+    assert code == 1
+    assert states(found, "store") == ["wrong"]
+    assert "s3cret" not in str(found)
+
+
+def test_a_redis_that_may_drop_keys(runcast: Command, redis_server: RedisServer) -> None:
+    redis_server.command("CONFIG", "SET", "maxmemory", "100mb")
+    redis_server.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    redis_server.command("CONFIG", "SET", "appendonly", "no")
+    code, found = findings(runcast, "--redis", redis_server.url)
+    assert code == 1
+    assert states(found, "memory") == ["wrong"]
+    assert "noeviction" in found["memory"][0]["hint"]
+    assert states(found, "persistence") == ["note"]
+
+
+def test_another_layout(runcast: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert runcast("runs").code == 0
+    monkeypatch.setenv("RUNCAST_PARTITIONS", "7")
+    code, found = findings(runcast)
+    assert code == 1
+    assert "RUNCAST_PARTITIONS" in found["store"][0]["hint"]
+
+
+def test_a_port_in_use(runcast: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setenv("RUNCAST_PORT", str(listener.getsockname()[1]))
+        code, found = findings(runcast)
+    assert code == 1
+    assert states(found, "port") == ["wrong"]
+
+
+HERMES = """#!/bin/sh
+case "$*" in
+  --version) echo "Hermes Agent v9.9" ;;
+  *--help*) echo "usage: hermes chat {options}" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(("options", "state"), [("--format {text,stream-json}", "ok"), ("-Q", "wrong")])
+def test_hermes_with_and_without_a_stream(
+    runcast: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str, state: str
+) -> None:
+    program = tmp_path / "hermes"
+    program.write_text(HERMES.replace("{options}", options))
+    program.chmod(0o755)
+    monkeypatch.setenv("HERMES_BIN", str(program))
+    monkeypatch.setenv("HERMES_HOME", str(tmp_path))
+    _, found = findings(runcast)
+    assert "v9.9" in found["hermes"][0]["found"]
+    assert states(found, "hermes stream") == [state]
+    assert states(found, "hermes config") == ["note"]
+    (tmp_path / "config.yaml").write_text("model: {}\n")
+    assert states(findings(runcast)[1], "hermes config") == ["ok"]
+
+
+def test_a_hermes_that_does_not_run(runcast: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "hermes"
+    program.write_text("#!/bin/sh\nexit 3\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("HERMES_BIN", str(program))
+    code, found = findings(runcast)
+    assert code == 1
+    assert "does not run" in found["hermes"][0]["found"]
