@@ -168,9 +168,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finished = run_until_stopped([load(name) for name in names], short=options.short, done=done)
     target = options.json or RESULTS
     if results and not (options.short and options.json is None):
-        target.write_text(
-            json.dumps({"machine": facts, "rows": {n: as_json(r) for n, r in results.items()}}, indent=2, ensure_ascii=False)
-        )
+        everything = {"machine": facts, "rows": {name: as_json(result) for name, result in results.items()}}
+        target.write_text(json.dumps(everything, indent=2, ensure_ascii=False) + "\n")
         print(f"\nwritten to {target}")
     if not finished:
         print("stopped: the rows above are what was measured", file=sys.stderr)

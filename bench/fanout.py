@@ -114,8 +114,8 @@ async def _post(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path
         )
     for _ in range(count):
         head = await reader.readuntil(b"\r\n\r\n")
-        length = next((int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")), 0)
-        await reader.readexactly(length)
+        length = head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
+        await reader.readexactly(int(length or 0))
 
 
 async def floor(lab: Lab, load: Load) -> Cost:
@@ -123,7 +123,8 @@ async def floor(lab: Lab, load: Load) -> Cost:
     numbers = (port, load.viewers, load.rounds, load.burst, int(load.pause * 1e6), _FRAME)
     pipe = asyncio.subprocess.PIPE
     server = await asyncio.create_subprocess_exec(program, *map(str, numbers), stdin=pipe, stdout=pipe)
-    assert server.stdin and server.stdout
+    assert server.stdin
+    assert server.stdout
     try:
         await asyncio.sleep(0.1)
         async with Sink(Spec(port, ["/"] * load.viewers, load.items, checked=0)) as sink:

@@ -62,7 +62,8 @@ class Process:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1.0):
                 return self
             if self._popen.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"{self._popen.args!r} did not start: {self._log.read_text(errors='replace')[-2000:]}")
+                said = self._log.read_text(errors="replace")[-2000:]
+                raise RuntimeError(f"{self._popen.args!r} did not start: {said}")
             time.sleep(0.02)
 
     def cpu(self) -> float:

@@ -55,6 +55,11 @@ class Result:
         self.ratios.append(Ratio(what, value, limit, at_least=True))
 
     def check(self, what: str, ok: object) -> None:
+        """Checked more than once under the same words, it must hold every time."""
+        for known in self.checks:
+            if known.what == what:
+                known.ok = known.ok and bool(ok)
+                return
         self.checks.append(Check(what, bool(ok)))
 
     @property

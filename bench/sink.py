@@ -199,12 +199,14 @@ class Sink:
         await self._process.wait()
 
     async def _tell(self, line: str) -> None:
-        assert self._process and self._process.stdin
+        assert self._process
+        assert self._process.stdin
         self._process.stdin.write(line.encode() + b"\n")
         await self._process.stdin.drain()
 
     async def _line(self) -> Any:
-        assert self._process and self._process.stdout
+        assert self._process
+        assert self._process.stdout
         return await self._process.stdout.readline()
 
 

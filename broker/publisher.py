@@ -32,6 +32,8 @@ __all__ = ["Appends", "Beats", "Publisher"]
 
 BATCH_ITEMS = 200
 BATCH_BYTES = 1 << 20
+_TYPE_MAX = 64
+"""The limit of an item counts its type and its data together (append.lua); a type has so many bytes at most."""
 _FIRST_BACKOFF, _LAST_BACKOFF = 0.05, 1.0
 
 
@@ -134,12 +136,13 @@ class Publisher:
         Cancelled while it waits, the item was not taken. Raises the publisher's error, and ``InvalidItem`` for an
         item without a JSON form or with an impossible type.
         """
+        self._check_error()  # a publisher that has failed sends nothing more: room would never come
         if self._turn or self._full():
             await self._wait_for_room()
         self._check()
         if isinstance(item, Raw):
             check_type(item.type)
-        fitted = fit(item, self._settings.item_max_bytes, self._clock())
+        fitted = fit(item, self._settings.item_max_bytes - _TYPE_MAX, self._clock())
         if fitted.split:
             metrics.SPLIT.inc(fitted.split)
         if fitted.truncated_bytes:

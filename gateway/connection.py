@@ -83,6 +83,10 @@ class Connection:
                     await _sweep(self._broker)
             except RuncastError as error:
                 self._refused(error)
+            except Exception as error:
+                # Whatever it was, a gateway that has given up looks to its clients like one that still tries.
+                _log.exception("opening the broker failed; it is tried again")
+                self._why = f"the broker cannot be opened: {type(error).__name__}"
             finally:
                 self._broker = None
             self._tried.set()

@@ -39,14 +39,15 @@ class Owner:
     @asynccontextmanager
     async def attached(self, viewer: Viewer) -> AsyncIterator[None]:
         """Counted in the record while the body runs. Leaving it starts the grace period, if the viewer really left."""
-        await self._count(1)
+        came = await self._count(1)
         try:
             yield
         finally:
-            left = viewer.reason in ("left", "stalled", "")
-            task = asyncio.create_task(self._leave(grace=left), name=f"owner of {self._run_id} left")
-            _pending.add(task)
-            task.add_done_callback(_pending.discard)
+            if came is not None:
+                left = viewer.reason in ("left", "stalled", "")
+                task = asyncio.create_task(self._leave(grace=left), name=f"owner of {self._run_id} left")
+                _pending.add(task)
+                task.add_done_callback(_pending.discard)
 
     async def _count(self, step: int) -> Owners | None:
         try:

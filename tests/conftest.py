@@ -10,11 +10,16 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from uuid import uuid4
 
+import hypothesis
 import pytest
 
 from broker.redis import Store
 from broker.settings import Settings
 from tests.servers import Certificates, RedisServer, redis_binary
+
+# An example's time says nothing on a busy machine; the whole test has its time-out.
+hypothesis.settings.register_profile("runcast", deadline=None)
+hypothesis.settings.load_profile("runcast")
 
 STORES = ["memory", "embedded", "redis7", "redis7-tls"]
 

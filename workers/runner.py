@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
-from broker.errors import InvalidItem, RuncastError
+from broker.errors import Fenced, InvalidItem, RuncastError, Sealed, StoreUnavailable
 from broker.items import FENCES, Cancelled, Failed, Final, Item, Message, Raw
 from broker.merge import Merger
 from broker.requests import RunRequest
@@ -154,9 +154,7 @@ class RunContext:
             raise self.broken
         try:
             await self._publish(item)
-        except InvalidItem:
-            raise
-        except RuncastError as error:
+        except (Fenced, Sealed, StoreUnavailable) as error:
             self.break_off(error)
             raise
         self._merger.add(item)

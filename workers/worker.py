@@ -71,6 +71,10 @@ class Worker:
         """Runs that hold a slot: their cleanup counts."""
         return len(self._running)
 
+    @property
+    def draining(self) -> bool:
+        return self._draining.is_set()
+
     def drain(self) -> None:
         """Claim nothing more and end. Called again: without waiting for the runs."""
         if self._draining.is_set():

@@ -77,7 +77,8 @@ class EventStream(Response):
             async with self._connection.within() as broker:
                 await self._feed.attach(broker, self._listener)
         except RuncastError:
-            await send(_chunk(b"", more=False))
+            # Jittered, so that all listeners of an outage do not come back at the same moment.
+            await send(_chunk(self._come_back(), more=False))
             return
         draining = asyncio.create_task(self._connection.draining.wait())
         try:
@@ -109,10 +110,10 @@ class EventStream(Response):
     def _farewell(self, draining: bool) -> bytes:
         if self._listener.dropped is not None:
             return b'event: end\ndata: {"reason":"%b"}\n\n' % self._listener.dropped.encode()
-        if draining:
-            retry = int(self._connection.settings.retry_ms * random.uniform(0.5, 1.5))
-            return self._format.retry(retry)
-        return b""
+        return self._come_back() if draining else b""
+
+    def _come_back(self) -> bytes:
+        return self._format.retry(int(self._connection.settings.retry_ms * random.uniform(0.5, 1.5)))
 
 
 def _chunk(body: bytes, *, more: bool = True) -> dict[str, object]:

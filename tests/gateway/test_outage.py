@@ -1,142 +1,216 @@
-"""Redis away: requests get 503 in time, streams get no 5xx, and everything works again once it is back."""
+"""Redis goes away, before, during and around the end of streams, and comes back. (cases 6 and 9)"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import random
 import time
-from collections.abc import AsyncIterator
-from uuid import uuid4
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 
-import httpx
 import pytest
 
-from broker.errors import InvalidRequest, StoreUnavailable
+from broker import api
+from broker.api import Broker
+from broker.items import MessageDelta
 from broker.settings import Settings
-from gateway.app import Gateway, create_app
-from tests.gateway.conftest import Serve, lifespan_of
-from tests.gateway.test_runs import BODY, assert_problem
-from tests.servers import RedisServer, eventually, silent_host
+from tests.gateways import Frame, GatewayProcess, Response, say, writing
+from tests.servers import Proxy, RedisServer
 
-REQUESTS = [
-    ("POST", "/v1/runs"),
-    ("GET", "/v1/runs"),
-    ("GET", "/v1/runs/run_a"),
-    ("GET", "/v1/runs/run_a/items"),
-    ("GET", "/v1/runs/run_a/result?wait=3"),
-    ("POST", "/v1/runs/run_a/cancel"),
-    ("GET", "/readyz"),
-]
+HB = Frame(":", "hb")
 
 
-def settings_for(url: str) -> Settings:
-    return Settings(redis_url=url, namespace=f"t{uuid4().hex[:12]}", request_deadline=1.0, block=0.5, heartbeat=0.2)
-
-
-async def ask(http: httpx.AsyncClient, method: str, path: str) -> httpx.Response:
-    return await http.request(method, path, json=BODY if (method, path) == ("POST", "/v1/runs") else None)
-
-
-async def assert_away(http: httpx.AsyncClient) -> None:
-    for method, path in REQUESTS:
-        began = time.monotonic()
-        response = await ask(http, method, path)
-        assert time.monotonic() - began < 2, (method, path)
-        assert_problem(response, 503, "store_unavailable")
-        assert response.headers["retry-after"] == "2"
-    for path in ("/v1/runs/run_a/stream", "/v1/events"):
-        response = await http.get(path)
-        assert (response.status_code, response.content) == (200, b": runcast\nretry: 2000\n\n")
-    assert (await http.get("/healthz")).status_code == 200
-    assert (await http.get("/v1/capabilities")).status_code == 200
-    assert (await http.get("/")).status_code == 200
+def settings_for(url: str, namespace: str) -> Settings:
+    return Settings(
+        redis_url=url,
+        namespace=namespace,
+        partitions=4,
+        heartbeat=0.25,
+        block=0.5,
+        request_deadline=1.0,
+        retry_ms=300,
+    )
 
 
 @pytest.fixture
-async def away(redis_server: RedisServer, serve: Serve) -> AsyncIterator[httpx.AsyncClient]:
-    """A gateway that started while its Redis was down."""
-    redis_server.stop()
-    async with (
-        serve(create_app(settings_for(redis_server.url))) as address,
-        httpx.AsyncClient(base_url=address) as http,
-    ):
-        yield http
+def gateway(redis_server: RedisServer, namespace: str, tmp_path: Path) -> Iterator[GatewayProcess]:
+    process = GatewayProcess(settings_for(redis_server.url, namespace), tmp_path).start()
+    yield process
+    process.kill()
+    assert "Traceback" not in process.log
 
 
-async def until_ready(http: httpx.AsyncClient) -> None:
-    async with asyncio.timeout(15):
-        while (await http.get("/readyz")).status_code != 200:
-            await asyncio.sleep(0.05)
+@pytest.fixture
+async def broker(redis_server: RedisServer, namespace: str) -> AsyncIterator[Broker]:
+    async with api.open(settings=settings_for(redis_server.url, namespace)) as opened:
+        yield opened
 
 
-async def test_a_gateway_starts_without_redis_and_connects_later(
-    away: httpx.AsyncClient, redis_server: RedisServer
-) -> None:
-    await assert_away(away)
-    redis_server.start()
-    await until_ready(away)
-    assert (await away.post("/v1/runs", json=BODY)).status_code == 201
-
-
-@pytest.mark.parametrize("how", ["stop", "pause"])
-async def test_redis_leaves_and_comes_back(redis_server: RedisServer, serve: Serve, how: str) -> None:
-    async with (
-        serve(create_app(settings_for(redis_server.url))) as address,
-        httpx.AsyncClient(base_url=address) as http,
-    ):
-        await until_ready(http)
-        made = (await http.post("/v1/runs", json=BODY)).json()
-        if how == "stop":
-            redis_server.stop()
-        else:
-            redis_server.pause()
-        await assert_away(http)
-        if how == "stop":
-            redis_server.start()
-        else:
-            redis_server.resume()
-        await until_ready(http)
-        assert (await http.get(f"/v1/runs/{made['run_id']}")).json()["status"] == "queued"
-
-
-async def test_a_result_is_waited_for_through_an_outage(redis_server: RedisServer, serve: Serve) -> None:
-    async with (
-        serve(create_app(settings_for(redis_server.url))) as address,
-        httpx.AsyncClient(base_url=address, timeout=30) as http,
-    ):
-        await until_ready(http)
-        made = (await http.post("/v1/runs", json=BODY)).json()
-        waiting = asyncio.create_task(http.get(f"/v1/runs/{made['run_id']}/result?wait=20"))
-        await eventually(lambda: not waiting.done())
-        redis_server.restart()
-        await until_ready(http)
-        assert (await http.post(f"/v1/runs/{made['run_id']}/cancel")).status_code == 202
-        response = await waiting
-        assert (response.status_code, response.json()["status"]) == (200, "cancelled")
-
-
-async def test_a_host_that_never_answers_delays_the_start_little(serve: Serve) -> None:
-    async with silent_host() as url:
+async def refused_kindly(gateway: GatewayProcess, run_id: str) -> None:
+    """A stream gets 200, ``retry:`` and the end, since a 5xx would end an EventSource for good; requests get 503."""
+    began = time.monotonic()
+    for version in ("1.1", "1.0"):
+        async with await Response.open(gateway.port, f"/v1/runs/{run_id}/stream", version=version) as stream:
+            assert (stream.status, stream.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+            await stream.body()
+            assert [f.event for f in stream.frames] == [":", "retry"]
+            assert 150 <= stream.frames[1].data <= 450
+    async with await Response.open(gateway.port, f"/v1/runs/{run_id}/stream", method="HEAD") as head:
+        assert head.status == 200
+    assert time.monotonic() - began < 3 * 1.25
+    for target in (f"/v1/runs/{run_id}", "/v1/runs", f"/v1/runs/{run_id}/items"):
         began = time.monotonic()
-        async with (
-            serve(create_app(settings_for(url))) as address,
-            httpx.AsyncClient(base_url=address) as http,
-        ):
-            assert time.monotonic() - began < 4
-            await assert_away(http)
+        async with await Response.open(gateway.port, target) as answer:
+            problem = json.loads(await answer.body())
+        assert (answer.status, problem["code"]) == (503, "store_unavailable")
+        assert int(answer.headers["retry-after"]) > 0
+        assert time.monotonic() - began < 1.5
 
 
-async def test_another_layout_is_said_and_not_served(redis_server: RedisServer) -> None:
-    settings = settings_for(redis_server.url)
-    async with lifespan_of(create_app(settings)):
-        pass
-    other = create_app(settings.model_copy(update={"partitions": 3}))
-    async with lifespan_of(other):
-        with pytest.raises(StoreUnavailable, match="partition"):
-            _ = other.connection.broker
+async def test_a_redis_that_is_away_is_no_5xx_to_a_stream(
+    gateway: GatewayProcess, broker: Broker, redis_server: RedisServer
+):
+    async with writing(broker) as p:
+        await say(p, 3)
+        redis_server.stop()
+        await refused_kindly(gateway, p.run_id)
+        redis_server.start()
+        async with await Response.open(gateway.port, f"/v1/runs/{p.run_id}/stream") as stream:
+            await stream.upto(3)
+            await say(p, 1, end=True)
+            await stream.body()
+            assert stream.seqs == [1, 2, 3, 4, 5]
 
 
-async def test_settings_that_name_no_store_keep_it_from_starting() -> None:
-    gateway: Gateway = create_app(settings_for("ftp://somewhere"))
-    with pytest.raises(InvalidRequest):
-        async with lifespan_of(gateway):
-            pass
+async def test_a_redis_that_hangs_is_no_5xx_to_a_stream(
+    gateway: GatewayProcess, broker: Broker, redis_server: RedisServer
+):
+    async with writing(broker) as p:
+        await say(p, 1, end=True)
+        redis_server.pause()
+        await refused_kindly(gateway, p.run_id)
+        redis_server.resume()
+        async with await Response.open(gateway.port, f"/v1/runs/{p.run_id}/stream") as stream:
+            await stream.body()
+            assert stream.seqs == [1, 2]
+
+
+async def test_a_gateway_starts_without_redis_and_serves_when_it_is_there(
+    redis_server: RedisServer, namespace: str, tmp_path: Path
+):
+    redis_server.stop()
+    gateway = GatewayProcess(settings_for(redis_server.url, namespace), tmp_path).start()
+    try:
+        await refused_kindly(gateway, "run_1")
+        redis_server.start()
+        async with api.open(settings=gateway.settings) as broker, writing(broker) as p:
+            await say(p, 1, end=True)
+            async with asyncio.timeout(10):
+                while True:
+                    async with await Response.open(gateway.port, f"/v1/runs/{p.run_id}/stream") as stream:
+                        await stream.body()
+                        if stream.seqs:
+                            break
+                    await asyncio.sleep(0.1)
+            assert stream.seqs == [1, 2]
+    finally:
+        gateway.kill()
+    assert "Traceback" not in gateway.log
+
+
+Outage = tuple[Callable[[RedisServer], object], Callable[[RedisServer], object]]
+OUTAGES: dict[str, Outage] = {
+    "stopped": (RedisServer.stop, RedisServer.start),
+    "killed": (RedisServer.kill, RedisServer.start),
+    "hanging": (RedisServer.pause, RedisServer.resume),
+}
+
+
+@pytest.mark.parametrize("kind", OUTAGES)
+async def test_open_streams_outlive_an_outage_exactly(
+    gateway: GatewayProcess, broker: Broker, redis_server: RedisServer, kind: str
+):
+    """Live, filtered, and one that waits for the first item of another run: silence but for heartbeats, then what
+    follows."""
+    go, come = OUTAGES[kind]
+    async with writing(broker) as p, writing(broker) as q:
+        await say(p, 20)
+        live = await Response.open(gateway.port, f"/v1/runs/{p.run_id}/stream")
+        final = await Response.open(gateway.port, f"/v1/runs/{p.run_id}/stream?modes=final")
+        early = await Response.open(gateway.port, f"/v1/runs/{q.run_id}/stream")
+        streams = [live, final, early]
+        await live.upto(20)
+        go(redis_server)
+        for _ in range(30):
+            await p.publish(MessageDelta(text="x "))  # taken, and stored once Redis is back
+        began = time.monotonic()
+        for stream in streams:
+            seen = stream.frames.count(HB)
+            await stream.until(lambda frames, seen=seen: frames.count(HB) >= seen + 8)
+        assert time.monotonic() - began > 1.5
+        come(redis_server)
+        await say(p, 1, end=True)
+        await say(q, 2, end=True)
+        for stream in streams:
+            await stream.body(20)
+            assert [f.event for f in stream.controls if f.event != "cursor"] == ["end"]
+            stream.leave()
+    assert live.seqs == list(range(1, 53))
+    assert final.seqs == [52]
+    assert early.seqs == [1, 2, 3]
+
+
+@pytest.mark.parametrize("before", [True, False])
+async def test_the_fence_arrives_though_the_connection_is_cut_around_it(
+    redis_server: RedisServer, namespace: str, tmp_path: Path, broker: Broker, before: bool
+):
+    async with Proxy(redis_server.port) as proxy:
+        gateway = GatewayProcess(settings_for(proxy.url, namespace), tmp_path)
+        await asyncio.to_thread(gateway.start)
+        try:
+            async with writing(broker) as p:
+                await say(p, 5)
+                stream = await Response.open(gateway.port, f"/v1/runs/{p.run_id}/stream")
+                await stream.upto(5)
+                if before:
+                    proxy.refuse = True
+                    proxy.cut()
+                await say(p, 5, end=True)
+                if not before:
+                    proxy.refuse = True
+                    proxy.cut()
+                refused = proxy.accepted
+                async with asyncio.timeout(5):
+                    while proxy.accepted < refused + 3:
+                        await asyncio.sleep(0.02)
+                proxy.refuse = False
+                await stream.body()
+                assert stream.seqs == list(range(1, 12))
+                stream.leave()
+        finally:
+            gateway.kill()
+
+
+async def test_200_idle_viewers_outlive_a_long_silence_on_few_connections(
+    gateway: GatewayProcess, broker: Broker, redis_server: RedisServer
+):
+    async with writing(broker) as p, writing(broker) as other:
+        viewers = [await Response.open(gateway.port, f"/v1/runs/{p.run_id}/stream") for _ in range(200)]
+        await gateway.reads("runcast_viewers", 200)
+        for viewer in (viewers[0], viewers[-1]):  # many blocking reads come back empty meanwhile
+            await viewer.until(lambda frames: frames.count(HB) >= 12)
+        clients = redis_server.command("CLIENT", "LIST")
+        assert isinstance(clients, bytes)
+        assert clients.count(b"\n") <= 2 * (gateway.settings.lanes + 3) + 2  # the gateway's, the test's, this one
+        random.shuffle(viewers)
+        for viewer in viewers[:100]:
+            viewer.leave()
+        await say(p, 3)
+        await say(other, 1, end=True)
+        await gateway.reads("runcast_viewers", 100)
+        await say(p, 1, end=True)
+        for viewer in viewers[100:]:
+            await viewer.body()
+            assert viewer.seqs == [1, 2, 3, 4, 5]
+            viewer.leave()

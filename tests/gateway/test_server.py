@@ -152,6 +152,14 @@ async def test_the_lanes_follow_the_bus_only_while_somebody_listens(
     await eventually(lambda: followed() == 0)
 
 
+async def test_a_client_that_leaves_is_not_waited_for(http: httpx.AsyncClient, broker: Broker, play: Play) -> None:
+    run = await play()
+    waiting = asyncio.create_task(http.get(f"/v1/runs/{run.id}/result?wait=5"))
+    await eventually(lambda: broker.hub.viewers == 1)
+    waiting.cancel()
+    await eventually(lambda: broker.hub.viewers == 0, timeout=2)
+
+
 # The end.
 
 

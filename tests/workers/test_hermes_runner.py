@@ -117,7 +117,8 @@ async def test_a_cancelled_run_leaves_no_process_and_keeps_its_text(broker: Brok
         types.append(entry.type)
         if entry.type == "tool.started":
             await broker.runs.cancel(run_id)
-    assert types[-3:] == ["event", "tool.failed", "cancelled"]
+    assert types[-1] == "cancelled"
+    assert types.count("tool.failed") == 1
     fence = (await broker.runs.get(run_id)).outcome
     assert fence is not None
     assert fence["item"]["partial"]["content"][0] == {"type": "text", "text": "partial "}

@@ -1,0 +1,63 @@
+"""P4: resident memory per idle viewer at 4,000."""
+
+from __future__ import annotations
+
+import asyncio
+
+from bench import processes
+from bench.fanout import start_nchan
+from bench.lab import Lab
+from bench.processes import Missing, Process
+from bench.results import Result, Row
+from bench.sink import Sink, Spec
+
+__all__ = ["ROW"]
+
+
+async def run(lab: Lab) -> Result:
+    viewers = lab.size(4_000, 100)
+    result = Result()
+    gateway = lab.new_gateway()
+    lab.tell(f"{viewers} idle viewers: runcast")
+    async with lab.run() as publisher:
+        ours = await _grown(gateway, lab.path(publisher.run_id), viewers, 5)
+    gateway.stop()
+    result.figures["KB a viewer"] = round(ours / 1024, 1)
+    result.check("all viewers connected", True)
+    if not lab.short:
+        await _peers(lab, viewers, ours, result)
+    return result
+
+
+async def _peers(lab: Lab, viewers: int, ours: float, result: Result) -> None:
+    try:
+        nchan = start_nchan(lab)
+        lab.tell(f"{viewers} idle viewers: Nchan")
+        theirs = await _grown(nchan, "/memory/sub?id=idle", viewers, 5)
+        result.figures["KB a viewer, Nchan"] = round(theirs / 1024, 1)
+        result.at_most("memory / Nchan", ours / theirs, 1.3)
+    except Missing as missing:
+        result.notes.append(str(missing))
+    try:
+        peer = lab.start(processes.sse_starlette(lab.directory))
+        lab.tell(f"{viewers} idle viewers: sse-starlette")
+        theirs = await _grown(peer, "/stream", viewers, 5)
+        peer.stop()
+        result.figures["KB a viewer, sse-starlette"] = round(theirs / 1024, 1)
+        result.at_most("memory / sse-starlette", ours / theirs, 0.4)
+    except Missing as missing:
+        result.notes.append(str(missing))
+
+
+async def _grown(server: Process, path: str, viewers: int, first: int) -> float:
+    """Bytes a viewer. A few come and go before, so that what is made once is not counted."""
+    async with Sink(Spec(server.port, [path] * first, 1, checked=0)):
+        pass
+    await asyncio.sleep(0.2)
+    before = server.rss()
+    async with Sink(Spec(server.port, [path] * viewers, 1, checked=0, timeout=120)):
+        await asyncio.sleep(1.0)
+        return (server.rss() - before) / viewers
+
+
+ROW = Row("P4", "memory per idle viewer at 4,000", run)

@@ -1,0 +1,114 @@
+"""P9: 20 viewers that never read, while 60 MiB are published: memory, the healthy viewers, and who comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+
+from bench.lab import Lab, paced
+from bench.processes import Process
+from bench.results import Result, Row
+from bench.sink import Seen, Sink, Spec
+from broker.items import MessageDelta
+from broker.settings import Settings
+
+__all__ = ["ROW"]
+
+_SLOW, _HEALTHY = 20, 5
+_TEXT = "x" * 16_000
+_ID = re.compile(rb"id: [^\n]*:(\d+)\n")
+_MIB = 1 << 20
+
+
+async def run(lab: Lab) -> Result:
+    result = Result()
+    items = lab.size(3_932, 400)
+    gateway = lab.new_gateway()
+    lab.tell("healthy viewers alone")
+    alone, _ = await _publish(lab, gateway, items, slow=0, result=result)
+    before = gateway.rss()
+    lab.tell(f"with {_SLOW} viewers that never read")
+    beside, grown = await _publish(lab, gateway, items, slow=_SLOW, result=result, before=before)
+    allowed = _SLOW * Settings.model_fields["high_water"].default + 16 * _MIB
+    result.figures |= {
+        "published MiB": round(items * len(_TEXT) / _MIB, 1),
+        "grown MiB": round(grown / _MIB, 1),
+        "p99 ms alone": round(alone.quantile(0.99) * 1e3, 1),
+        "p99 ms beside": round(beside.quantile(0.99) * 1e3, 1),
+    }
+    result.check("memory grew by at most viewers × high water + 16 MiB", grown <= allowed)
+    result.at_most("healthy p99 / without the slow ones", beside.quantile(0.99) / alone.quantile(0.99), 1.5)
+    gateway.stop()
+    return result
+
+
+async def _publish(
+    lab: Lab, gateway: Process, items: int, *, slow: int, result: Result, before: int = 0
+) -> tuple[Seen, int]:
+    async with lab.run() as publisher:
+        path = lab.path(publisher.run_id)
+        sleepers = [_Sleeper(gateway.port, path) for _ in range(slow)]
+        async with Sink(Spec(gateway.port, [path] * _HEALTHY, items, timeout=120)) as sink:
+            most = 0
+            async for number in paced(items, 0.0025):
+                await publisher.publish(MessageDelta(text=_TEXT))
+                if number % 100 == 0:
+                    most = max(most, gateway.rss())
+            seen = await sink.seen()
+            most = max(most, gateway.rss())
+    result.check("healthy viewers got everything, in order", seen.complete == _HEALTHY and not seen.disorder)
+    if slow:
+        lab.tell("the slow ones come back")
+        got = await asyncio.gather(*(s.come_back() for s in sleepers))
+        result.check("every slow viewer that resumed got everything", all(seq == items + 1 for seq in got))
+    return seen, most - before
+
+
+class _Sleeper:
+    """A viewer that reads nothing until it wakes up; half of them then resume on a new connection."""
+
+    made = 0
+
+    def __init__(self, port: int, path: str) -> None:
+        _Sleeper.made += 1
+        self._resumes = _Sleeper.made % 2 == 0
+        self._port, self._path = port, path
+        self._sock = socket.socket()
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        self._sock.connect(("127.0.0.1", port))
+        self._sock.sendall(f"GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n".encode())
+        self._seq = 0
+
+    async def come_back(self) -> int:
+        """The last seq that it has in the end; 0 where something is missing or came twice."""
+        reader, writer = await asyncio.open_connection(sock=self._sock)
+        if self._resumes:
+            await self._follow(reader, enough=20)
+            writer.transport.abort()
+            reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+            cursor = f"Last-Event-ID: {self._path.split('/')[3]}:{self._seq}"
+            writer.write(f"GET {self._path} HTTP/1.1\r\nHost: bench\r\n{cursor}\r\n\r\n".encode())
+        whole = await self._follow(reader)
+        writer.close()
+        return self._seq if whole else 0
+
+    async def _follow(self, reader: asyncio.StreamReader, enough: int = 1 << 60) -> bool:
+        """Read whole frames until the end, or until there are ``enough``."""
+        rest, count = b"", 0
+        while count < enough and (received := await asyncio.wait_for(reader.read(1 << 18), 60)):
+            rest += received
+            cut = rest.rfind(b"\n\n") + 2
+            seqs = [int(seq) for seq in _ID.findall(rest[:cut])] if cut > 1 else []
+            if seqs and seqs != list(range(self._seq + 1, self._seq + 1 + len(seqs))):
+                return False
+            count += len(seqs)
+            self._seq = seqs[-1] if seqs else self._seq
+            if cut > 1:
+                if b"event: end\n" in rest[max(cut - 512, 0) : cut]:
+                    return True
+                rest = rest[cut:]
+        return count >= enough
+
+
+ROW = Row("P9", "20 viewers that never read + 60 MiB published", run)

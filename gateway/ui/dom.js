@@ -1,0 +1,16 @@
+// The few things that every part of the page does to it.
+
+export const $ = (id) => document.getElementById(id);
+
+/** Set a text, and touch the page only where it differs. */
+export function set(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+/** Show what went wrong, or hide it where `text` is empty. */
+export function problem(id, text) {
+  $(id).textContent = text;
+  $(id).hidden = !text;
+}
+
+export const STATUS_MARKS = { queued: "○", running: "●", completed: "✓", failed: "✕", cancelled: "–" };

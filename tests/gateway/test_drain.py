@@ -1,0 +1,197 @@
+"""A gateway that goes away, by SIGTERM or SIGKILL, and its viewers that continue on another one. (case 12)"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from uuid import uuid4
+
+import pytest
+
+from broker import api
+from broker.api import Broker
+from broker.items import MessageDelta
+from broker.publisher import Publisher
+from broker.settings import Settings
+from broker.sse import Decoder
+from tests.gateways import GatewayProcess, Response, say, writing
+from tests.servers import RedisServer
+
+DRAIN = 2.0
+EXIT = DRAIN + 1.5
+"""The drain time, and something for a machine that is busy with other tests."""
+
+
+@pytest.fixture(scope="module")
+def settings(redis7: RedisServer) -> Settings:
+    return Settings(
+        redis_url=redis7.url,
+        namespace=f"t{uuid4().hex[:12]}",
+        partitions=4,
+        heartbeat=0.5,
+        retry_ms=2000,
+        drain=DRAIN,
+    )
+
+
+@pytest.fixture
+def pair(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GatewayProcess, GatewayProcess]]:
+    directory = tmp_path_factory.mktemp("gateways")
+    first, second = (GatewayProcess(settings, directory).start() for _ in range(2))
+    yield first, second
+    for process in (first, second):
+        process.kill()
+        assert "Traceback" not in process.log
+        assert "ERROR" not in process.log
+
+
+@pytest.fixture
+async def broker(settings: Settings) -> AsyncIterator[Broker]:
+    async with api.open(settings=settings) as opened:
+        yield opened
+
+
+class Viewer:
+    """What a client keeps over its reconnects: the last id that it dispatched, and every seq that it was given."""
+
+    def __init__(self, run_id: str, version: str = "1.1") -> None:
+        self.run_id, self.version = run_id, version
+        self.last_id, self.retry = "", 0
+        self.seqs: list[int] = []
+        self.wires: list[Response] = []
+
+    async def follow(self, gateway: GatewayProcess) -> Response:
+        """One connection, until it ends in whatever way."""
+        headers = [("Last-Event-ID", self.last_id)] if self.last_id else []
+        target = f"/v1/runs/{self.run_id}/stream"
+        response = await Response.open(gateway.port, target, headers=headers, version=self.version)
+        decoder, done = Decoder(self.last_id), 0
+        try:
+            while not response.complete:
+                try:
+                    await response._part()
+                except (asyncio.IncompleteReadError, ConnectionError):
+                    break
+                for event in decoder.feed(response.wire[done:]):
+                    if event.event == "message.delta" or event.event == "final":
+                        self.seqs.append(int(event.id.rpartition(":")[2]))
+                done, self.last_id = len(response.wire), decoder.last_event_id
+        finally:
+            response.leave()
+        self.retry = decoder.retry or 0
+        return response
+
+
+async def talk(p: Publisher, stop: asyncio.Event) -> None:
+    while not stop.is_set():
+        await p.publish(MessageDelta(text=f"{random.random()} "))
+        await asyncio.sleep(0.002)
+    await say(p, 1, end=True)
+
+
+async def test_100_live_streams_are_drained_and_go_on_elsewhere(
+    pair: tuple[GatewayProcess, GatewayProcess], broker: Broker
+):
+    first, second = pair
+    async with writing(broker) as p, writing(broker) as q:
+        stop = asyncio.Event()
+        talking = [asyncio.create_task(talk(publisher, stop)) for publisher in (p, q)]
+        viewers = [Viewer((p, q)[n % 2].run_id, "1.0" if n % 10 == 0 else "1.1") for n in range(100)]
+        following = [asyncio.create_task(viewer.follow(first)) for viewer in viewers]
+        await first.reads("runcast_viewers", 100)
+        began = time.monotonic()
+        first.signal(signal.SIGTERM)
+        cut = await asyncio.gather(*following)
+        assert await first.ended() == 0
+        assert time.monotonic() - began < EXIT
+        again = [asyncio.create_task(viewer.follow(second)) for viewer in viewers]
+        await second.reads("runcast_viewers", 100)
+        stop.set()
+        await asyncio.gather(*talking)
+        ends = await asyncio.gather(*again)
+        last = {publisher.run_id: publisher.last for publisher in (p, q)}
+    for response in cut:
+        assert response.complete  # the last chunk came: the response ended, it did not break off
+        assert response.frames[-1].event == "retry"
+    waits = [response.frames[-1].data for response in cut]
+    assert 1000 <= min(waits) < max(waits) <= 3000
+    assert len(set(waits)) > 50
+    assert {response.frames[-1].event for response in ends} == {"end"}
+    for viewer in viewers:
+        assert viewer.seqs == list(range(1, last[viewer.run_id] + 1))
+
+
+async def test_a_peer_that_reads_nothing_does_not_hold_the_drain_up(
+    settings: Settings, broker: Broker, tmp_path_factory: pytest.TempPathFactory
+):
+    gateway = GatewayProcess(settings, tmp_path_factory.mktemp("gateway")).start()
+    async with writing(broker) as p:
+        sock = socket.create_connection(("127.0.0.1", gateway.port))
+        sock.sendall(f"GET /v1/runs/{p.run_id}/stream HTTP/1.1\r\nHost: gateway\r\n\r\n".encode())
+        for _ in range(100):
+            await p.publish(MessageDelta(text="x" * 100_000))
+        await p.flush()
+        healthy = asyncio.create_task(Viewer(p.run_id).follow(gateway))
+        await gateway.reads("runcast_viewers", 2)
+        began = time.monotonic()
+        gateway.signal(signal.SIGTERM)
+        assert (await healthy).complete
+        assert await gateway.ended() == 0
+        assert time.monotonic() - began < EXIT
+        sock.close()
+    assert "Traceback" not in gateway.log
+
+
+async def test_an_idle_gateway_and_one_with_kept_connections_end_at_once(
+    pair: tuple[GatewayProcess, GatewayProcess], broker: Broker
+):
+    first, second = pair
+    async with writing(broker) as p:
+        await say(p, 1, end=True)
+        kept = await Response.open(second.port, f"/v1/runs/{p.run_id}/stream")
+        await kept.body()
+        for gateway in pair:
+            began = time.monotonic()
+            gateway.signal(signal.SIGTERM)
+            assert await gateway.ended() == 0
+            assert time.monotonic() - began < 1.5
+        assert await kept.closed() == b""
+
+
+async def test_two_signals_are_as_good_as_one(pair: tuple[GatewayProcess, GatewayProcess], broker: Broker):
+    first, _ = pair
+    async with writing(broker) as p:
+        viewer = Viewer(p.run_id)
+        following = asyncio.create_task(viewer.follow(first))
+        await first.reads("runcast_viewers", 1)
+        first.signal(signal.SIGTERM)
+        first.signal(signal.SIGTERM)
+        response = await following
+        assert response.complete
+        assert response.frames[-1].event == "retry"
+        assert await first.ended() == 0
+
+
+async def test_a_killed_gateway_costs_nobody_an_item(pair: tuple[GatewayProcess, GatewayProcess], broker: Broker):
+    first, second = pair
+    async with writing(broker) as p:
+        stop = asyncio.Event()
+        talking = asyncio.create_task(talk(p, stop))
+        viewers = [Viewer(p.run_id) for _ in range(30)]
+        following = [asyncio.create_task(viewer.follow(first)) for viewer in viewers]
+        await first.reads("runcast_viewers", 30)
+        await asyncio.sleep(0.3)  # let it stream for a while: when it is killed is chance, and meant to be
+        first.kill()
+        cut = await asyncio.gather(*following)
+        assert not any(response.complete for response in cut)
+        again = [asyncio.create_task(viewer.follow(second)) for viewer in viewers]
+        stop.set()
+        await talking
+        await asyncio.gather(*again)
+        first.start()  # on the same port, and as good as before
+        assert (await Viewer(p.run_id).follow(first)).complete
+        assert [viewer.seqs for viewer in viewers] == [list(range(1, p.last + 1))] * 30
