@@ -11,8 +11,6 @@ PYTEST  := $(BIN)/python -m pytest
 WORKERS ?= 2
 ARGS    ?=
 
-export RUNCAST_DATA_DIR ?= $(CURDIR)/.runcast
-
 .PHONY: help up test test-long bench lint format clean
 
 help:
@@ -24,6 +22,7 @@ help:
 	@echo "make format     ruff format and its safe fixes"
 	@echo "make clean      remove caches and the environment; never .runcast, where runs are kept"
 
+up: export RUNCAST_DATA_DIR ?= $(CURDIR)/.runcast
 up: $(VENV)/.installed
 	@$(BIN)/runcast up $(ARGS)
 

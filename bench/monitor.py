@@ -15,9 +15,9 @@ _MARK = b"bench-monitor-mark"
 
 
 class Monitor:
-    """``async with Monitor(redis, run_id) as seen``: ``await seen.counts()`` is what was asked for about that run since.
+    """``async with Monitor(redis, run_id) as m``: ``await m.counts()`` is what was asked for about that run since.
 
-    Other runs, and whoever sweeps, are not counted.
+    Other runs are not counted.
     """
 
     def __init__(self, redis: Process, run_id: str) -> None:

@@ -8,7 +8,7 @@ from bench.lab import TEXT, Lab, paced
 from bench.results import Result, Row
 from bench.sink import Seen, Sink, Spec
 from broker.api import Broker
-from broker.items import MessageDelta, encode
+from broker.items import Encoded, MessageDelta, encode
 from broker.records import RunRecord
 from broker.requests import RunInput, RunRequest
 from broker.scripts import SCRIPTS
@@ -69,16 +69,16 @@ async def publish_to_all(broker: Broker, records: list[RunRecord], items: int, p
     groups = [records[i : i + _AT_ONCE] for i in range(0, len(records), _AT_ONCE)]
     async for step in paced(items * len(groups), pause / len(groups)):
         seq, group = step // len(groups) + 1, groups[step % len(groups)]
-        type_, data = encode(MessageDelta(text=TEXT), ts=time.time())
-        commands = [_append(broker, record, seq, type_, data) for record in group]
+        item = encode(MessageDelta(text=TEXT), ts=time.time())
+        commands = [_append(broker, record, seq, item) for record in group]
         for reply in await broker.store.pipeline(commands):
             assert reply[0] == b"OK", reply
 
 
-def _append(broker: Broker, record: RunRecord, seq: int, type_: str, data: bytes) -> tuple[bytes | str | int, ...]:
+def _append(broker: Broker, record: RunRecord, seq: int, item: Encoded) -> tuple[bytes | str | int, ...]:
     keys, run_id, p = broker.keys, record.run_id, broker.keys.partition(record.run_id)
     names = keys.run(run_id), keys.items(run_id), keys.control(run_id), keys.live(p), keys.bus(p)
-    return ("EVALSHA", SCRIPTS["append"].sha, len(names), *names, run_id, record.owner, record.epoch, seq, type_, data)
+    return ("EVALSHA", SCRIPTS["append"].sha, len(names), *names, run_id, record.owner, record.epoch, seq, item.type, item.data)
 
 
 async def _connections(broker: Broker) -> int:

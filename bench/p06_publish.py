@@ -57,8 +57,8 @@ async def _pipelines(lab: Lab, count: int) -> None:
         for _ in range(count // _PIPELINE):
             pipeline = client.pipeline(transaction=False)
             for _ in range(_PIPELINE):
-                type_, data = encode(MessageDelta(text=TEXT), ts=time.time())
-                pipeline.xadd("peer", {"t": type_, "d": data})
+                item = encode(MessageDelta(text=TEXT), ts=time.time())
+                pipeline.xadd("peer", {"t": item.type, "d": item.data})
             await pipeline.execute()
         await client.delete("peer")
 
@@ -66,8 +66,8 @@ async def _pipelines(lab: Lab, count: int) -> None:
 async def _singles(lab: Lab, count: int) -> None:
     async with redis.asyncio.Redis(port=lab.redis.port) as client:
         for _ in range(count):
-            type_, data = encode(MessageDelta(text=TEXT), ts=time.time())
-            await client.xadd("peer", {"t": type_, "d": data})
+            item = encode(MessageDelta(text=TEXT), ts=time.time())
+            await client.xadd("peer", {"t": item.type, "d": item.data})
         await client.delete("peer")
 
 

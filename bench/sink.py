@@ -20,7 +20,8 @@ from typing import Any
 __all__ = ["Seen", "Sink", "Spec"]
 
 _ITEM = re.compile(rb"id: [^\n]*:(\d+)\nevent: (?!cursor)")
-_DATA = b"data: "
+_MARK = b"id: "
+"""What each frame of an item begins with, ours and the peers', and no control frame."""
 _TS = b'"ts":'
 
 
@@ -127,8 +128,8 @@ class _Eyes:
         if viewer.checked or self.spec.frames is None:
             self.check(viewer, seen)
         else:
-            viewer.rest = seen[-len(_DATA) + 1 :]
-            self.add(viewer, seen.count(_DATA))
+            viewer.rest = seen[-len(_MARK) + 1 :]
+            self.add(viewer, seen.count(_MARK))
 
     def check(self, viewer: _Viewer, seen: bytes) -> None:
         cut = seen.rfind(b"\n\n") + 2

@@ -5,8 +5,10 @@ Many viewers often want the same stretch (a page reloads, a pod restarts): they 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 from broker.compact import compact
@@ -28,7 +30,7 @@ class Chunk:
 
     def __init__(self, after: int, entries: Sequence[Entry]) -> None:
         self.after, self.entries = after, entries
-        self.size = sum(len(e.data) for e in entries)
+        self.size = sum([len(e.data) for e in entries])
         self._parts: dict[bool, dict[int, Sequence[Entry]]] = {}
         self._rendered: dict[tuple[str, int, int, bool], Any] = {}
 
@@ -66,14 +68,12 @@ class Chunk:
 
 def cut(after: int, entries: Sequence[Entry]) -> Iterator[tuple[int, Sequence[Entry]]]:
     """Entries that follow ``after`` → parts of about ``PART_BYTES``, each with the seq that it follows."""
-    start = size = 0
-    for i, entry in enumerate(entries):
-        if size and size + len(entry.data) > PART_BYTES:
-            yield after, entries[start:i]
-            after, start, size = entries[i - 1].seq, i, 0
-        size += len(entry.data)
-    if start < len(entries):
-        yield after, entries[start:]
+    ends = list(accumulate([len(e.data) for e in entries]))
+    start = before = 0
+    while start < len(entries):
+        stop = max(bisect_right(ends, before + PART_BYTES, start), start + 1)
+        yield after, entries[start:stop]
+        after, before, start = entries[stop - 1].seq, ends[stop - 1], stop
 
 
 class ChunkCache:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, TypeAlias, cast
 
 import hiredis
 from redis.asyncio.connection import (
@@ -24,6 +24,7 @@ from redis.asyncio.connection import (
 )
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as Disconnected
 from redis.exceptions import RedisError, ResponseError
 from redis.maint_notifications import MaintNotificationsConfig
 
@@ -72,6 +73,10 @@ async def exchange(connection: StoreConnection, packed: bytes, count: int) -> li
 class StoreConnection(AbstractConnection):
     """What the store wants of any connection of redis-py, beside one of its classes as a further base."""
 
+    async def open(self) -> None:
+        """Connect and introduce ourselves, once. ``RedisError``; no time limit."""
+        await self.connect()  # type: ignore[no-untyped-call]
+
     @property
     def alive(self) -> bool:
         """Connected, and as far as the event loop has heard, so is the other side. (A lost connection that was reset
@@ -84,6 +89,13 @@ class StoreConnection(AbstractConnection):
         reads gets a ``ConnectionError``. With ``nowait`` it does not suspend."""
         self._abort()
         await super().disconnect(nowait, *args, **kwargs)
+
+    async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
+        """Neither does it connect behind our back, nor write to a lost connection (on uvloop a ``RuntimeError``)."""
+        if not self.alive:
+            await self.disconnect(nowait=True)
+            raise Disconnected("closed by the other side")
+        await super().send_packed_command(command, check_health)
 
     def _abort(self) -> None:
         if self._writer is not None:
@@ -169,7 +181,7 @@ class Pool(ConnectionPool):
     @property
     def size(self) -> int:
         """Connections, idle and in use."""
-        return self.in_use + sum(connection.is_connected for connection in self._available_connections)
+        return self.in_use + sum(one.alive for one in self._idle)
 
     @property
     def in_use(self) -> int:
@@ -179,10 +191,11 @@ class Pool(ConnectionPool):
     @property
     def dead(self) -> int:
         """Idle connections that were lost, until someone takes one: from then on ``lost`` has been told of it."""
-        return sum(
-            connection.is_connected and not connection.alive  # type: ignore[attr-defined]  # all are ours
-            for connection in self._available_connections
-        )
+        return sum(bool(one.is_connected) and not one.alive for one in self._idle)
+
+    @property
+    def _idle(self) -> list[StoreConnection]:
+        return cast(list[StoreConnection], self._available_connections)
 
     async def take(self) -> StoreConnection:
         """A connected connection. Raises what ``connect`` raises, and ``StoreUnavailable`` once the pool is closed."""
@@ -193,7 +206,7 @@ class Pool(ConnectionPool):
             self.waiting -= 1
         try:
             self.refuse_closed()
-            connection: StoreConnection = await self.get_connection()
+            connection: StoreConnection = await self.get_connection()  # type: ignore[no-untyped-call]
         except BaseException:
             self._places.release()
             raise

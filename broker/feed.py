@@ -11,6 +11,7 @@ from broker import metrics
 from broker.chunks import Chunk, cut
 from broker.errors import RunNotFound, StoreUnavailable
 from broker.items import FENCES, STATUS_OF_FENCE, Entry, Mode, modes_of
+from broker.log import entries_of
 from broker.tail import RawEntries, Subscription
 from broker.viewer import Format, Framing, Viewer
 from broker.window import Place, Window, above
@@ -176,8 +177,7 @@ class Feed:
     # Live.
 
     def _on_entries(self, raw: RawEntries) -> None:
-        batch: Sequence[Entry] = [Entry(int(id_[:-2]), fields[1], fields[3]) for id_, fields in raw]
-        batch = above(batch, self.window.seq)
+        batch = above(entries_of(raw), self.window.seq)
         if not batch:
             return
         self._broadcasting = True

@@ -11,8 +11,8 @@ Pure: no clock, no IO. Whoever publishes stamps ``ts``.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -277,15 +277,21 @@ class Raw(msgspec.Struct, frozen=True):
     fields: dict[str, Any]
 
 
-class Encoded(NamedTuple):
-    """An item in its stored form."""
+class Encoded(msgspec.Struct, frozen=True, gc=False):
+    """An item in its stored form. ``decode(*encoded)`` is its inverse."""
 
     type: str
     data: bytes
 
+    def __iter__(self) -> Iterator[str | bytes]:
+        return iter((self.type, self.data))
 
-class Entry(NamedTuple):
-    """An item as it was read from the log, still in its stored form. ``type`` is ``bytes``: nothing is decoded."""
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """An item as it was read from the log, still in its stored form. ``type`` is ``bytes``: nothing is decoded.
+
+    No tuple: millions of these pass, and this is made in half the time and never looked at by the garbage collector.
+    """
 
     seq: int
     type: bytes

@@ -9,17 +9,19 @@ from __future__ import annotations
 import base64
 import binascii
 import heapq
+import logging
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from broker.errors import BadRequest
+from broker.errors import BadRequest, StoreError
 from broker.ids import check_id
 from broker.records import STATUSES, RunRecord, pairs, parse_record
 from broker.redis import Store
 
 __all__ = ["LIMIT_MAX", "Place", "list_runs"]
 
+_log = logging.getLogger("runcast.runs")
 LIMIT_MAX = 500
 _SCAN_MAX = 10_000
 """Runs looked at for one page: a rare filter gets a short page and a token, not an endless request."""
@@ -117,6 +119,13 @@ async def _matching(store: Store, places: list[Place], status: str | None, sessi
 
 
 async def _records(store: Store, places: list[Place]) -> list[tuple[Place, RunRecord]]:
-    """The records of those that still have one."""
+    """The records of those that still have one. A broken one is left out and logged: it must not hide the others."""
     flats = await store.pipeline([(b"HGETALL", store.keys.run(at.run_id.decode())) for at in places])
-    return [(at, parse_record(at.run_id.decode(), pairs(flat))) for at, flat in zip(places, flats, strict=True) if flat]
+    records = []
+    for at, flat in zip(places, flats, strict=True):
+        try:
+            if flat:
+                records.append((at, parse_record(at.run_id.decode(), pairs(flat))))
+        except StoreError as error:
+            _log.warning("left out of a list: %s", error)
+    return records

@@ -8,19 +8,21 @@ its connection, so replies never reach the wrong request.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, NamedTuple
 
+from redis.exceptions import ConnectionError as Disconnected
+from redis.exceptions import InvalidResponse, NoScriptError, RedisError, ResponseError
+
+from broker.connections import Arg, Pool, StoreConnection, exchange, make, pack, reply_text
 from broker.embedded import Attachment, attach
 from broker.errors import LayoutMismatch, StoreError, StoreUnavailable
 from broker.keys import Keys
-from broker.memory import open_memory
-from broker.pool import Pool
 from broker.scripts import Script
 from broker.settings import Settings
 from broker.urls import Target, parse
-from broker.wire import Arg, ReplyError, Wire, open_socket, pack
 
 __all__ = ["Link", "Refused", "Stats", "Store"]
 
@@ -49,31 +51,36 @@ class Stats(NamedTuple):
     interruptions: int
 
 
-def _not_now(reply: ReplyError) -> bool:
-    return reply.code in _NOT_NOW or reply.text == "ERR max number of clients reached"
+def _not_now(reply: str) -> bool:
+    return reply.partition(" ")[0] in _NOT_NOW or reply == "ERR max number of clients reached"
 
 
-def _error_of(reply: ReplyError, shown: str) -> StoreUnavailable | StoreError:
+def _error_of(error: RedisError, shown: str, what: str) -> StoreUnavailable | StoreError:
+    """``what`` says what the error means where it is none of the server's."""
+    reply = reply_text(error)
+    if reply is None:
+        if isinstance(error, InvalidResponse):
+            what, error = "what answers there does not speak the protocol of Redis", RedisError("its reply is no RESP")
+        return StoreUnavailable(f"{shown}: {what} ({error})")
     if _not_now(reply):
-        return StoreUnavailable(f"{shown} cannot serve now: {reply.text}")
-    return Refused(reply.text, shown)
+        return StoreUnavailable(f"{shown} cannot serve now: {reply}")
+    return Refused(reply, shown)
 
 
 class Store:
     """One Redis, Valkey or stand-in for it. Safe for any number of tasks of one event loop."""
 
-    def __init__(self, url: str, settings: Settings, target: Target) -> None:
+    def __init__(self, url: str, settings: Settings, target: Target, attachment: Attachment | None = None) -> None:
         self.url = url
         self.settings = settings
         self.keys = Keys(settings.namespace, settings.partitions)
-        self.interruptions = 0
-        """Grows whenever the store was seen to be away: a lost connection, a deadline, LOADING, READONLY, …"""
         self.shown = target.shown
         """The URL without its secrets."""
         self._target = target
         self._deadline = settings.request_deadline
-        self._attachment: Attachment | None = None
-        self._pool = Pool(self._open, self._interrupted)
+        self._attachment = attachment
+        self._interruptions = 0
+        self._pool = Pool(self._make, self._connect, self._interrupted)
         self._links: set[Link] = set()
         self._secret: bytes | None = None
 
@@ -85,10 +92,9 @@ class Store:
         password, a data directory). ``embedded:`` may take longer than the deadline: it starts a server.
         """
         target = parse(url, settings.data_dir)
-        store = cls(url, settings, target)
+        attachment = await attach(target.path) if target.kind == "embedded" else None
+        store = cls(url, settings, target, attachment)
         try:
-            if target.kind == "embedded":
-                store._attachment = await attach(target.path)
             await store._agree_on_layout()
         except BaseException:
             await store.aclose()
@@ -138,7 +144,7 @@ class Store:
         until = self._until()
         rest = (len(keys), *keys, *args)
         (reply,) = await self._request(pack((b"EVALSHA", script.sha, *rest)), 1, until)
-        if isinstance(reply, ReplyError) and reply.code == "NOSCRIPT":
+        if isinstance(reply, NoScriptError):
             (reply,) = await self._request(pack((b"EVAL", script.source, *rest)), 1, until)
         return self._checked(reply)
 
@@ -147,74 +153,80 @@ class Store:
 
     async def _request(self, packed: bytes, count: int, until: float) -> list[Any]:
         try:
-            wire = self._pool.take_idle() or await self._pool.take(until)
+            async with asyncio.timeout_at(until):
+                connection = await self._pool.take()
+                try:
+                    replies = await exchange(connection, packed, count)
+                    for reply in replies:
+                        if isinstance(reply, ResponseError) and _not_now(reply_text(reply) or ""):
+                            await connection.disconnect(nowait=True)
+                finally:
+                    await self._pool.give_back(connection)
+        except TimeoutError:
+            raise self._counted(StoreUnavailable(f"{self.shown}: no answer in time")) from None
+        except RedisError as error:
+            raise self._counted(_error_of(error, self.shown, "the connection was lost")) from None
         except StoreUnavailable:
             self._interrupted()
             raise
-        try:
-            wire.send((packed,))
-            replies = await wire.read(count, until)
-            for reply in replies:
-                if type(reply) is ReplyError and _not_now(reply):
-                    wire.close()
-        except StoreUnavailable:
-            self._interrupted()
-            raise
-        finally:
-            self._pool.give_back(wire)
         return replies
 
     def _checked(self, reply: Any) -> Any:
-        if type(reply) is ReplyError:
-            error = _error_of(reply, self.shown)
-            if isinstance(error, StoreUnavailable):
-                self._interrupted()
-            raise error
+        if isinstance(reply, ResponseError):
+            raise self._counted(_error_of(reply, self.shown, ""))
         return reply
 
+    def _counted(self, error: StoreUnavailable | StoreError) -> StoreUnavailable | StoreError:
+        if isinstance(error, StoreUnavailable):
+            self._interrupted()
+        return error
+
     def _interrupted(self) -> None:
-        self.interruptions += 1
+        self._interruptions += 1
+
+    @property
+    def interruptions(self) -> int:
+        """Grows whenever the store was seen to be away: a lost connection, a deadline, LOADING, READONLY, …"""
+        return self._interruptions + self._pool.dead
 
     # connections
 
-    async def _open(self, until: float) -> Wire:
-        """A new connection, introduced. ``StoreUnavailable`` or ``Refused``."""
-        try:
-            match self._target.kind:
-                case "memory":
-                    return await open_memory(self._target.path)
-                case "embedded":
-                    return await self._open_embedded(until)
-                case _:
-                    return await open_socket(self._target, self._pool.lost, until)
-        except TimeoutError:
-            raise StoreUnavailable(f"{self.shown}: no connection in time") from None
-        except OSError as error:
-            raise StoreUnavailable(f"{self.shown}: no connection ({error})") from None
-        except ReplyError as reply:
-            raise _error_of(reply, self.shown) from None
+    def _make(self) -> StoreConnection:
+        return make(self._target, self._attachment.address if self._attachment else self._target.path)
 
-    async def _open_embedded(self, until: float) -> Wire:
-        attachment = self._attachment
-        if attachment is None:
-            raise StoreUnavailable(f"{self.shown}: the store is closed")
+    async def _connect(self, connection: StoreConnection) -> None:
+        """``StoreUnavailable`` or ``Refused``. No time limit."""
         try:
-            return await open_socket(self._target, self._pool.lost, until, path=attachment.address)
-        except (FileNotFoundError, ConnectionError):
+            await self._connect_or_start(connection)
+        except RedisError as error:
+            raise _error_of(error, self.shown, "no connection") from None
+
+    async def _connect_or_start(self, connection: StoreConnection) -> None:
+        try:
+            await connection.open()
+        except Disconnected as error:
+            if self._attachment is None or reply_text(error) is not None:
+                raise
             # Its server is gone (killed): whoever notices first starts it anew.
-            async with asyncio.timeout_at(until):
-                await attachment.ensure()
-            return await open_socket(self._target, self._pool.lost, until, path=attachment.address)
+            await self._attachment.ensure()
+            await connection.open()
 
     async def link(self) -> Link:
         """A connection of its own, for blocking reads. ``StoreUnavailable``, ``Refused``."""
         try:
             self._pool.refuse_closed()
-            wire = await self._open(self._until())
+            async with asyncio.timeout_at(self._until()):
+                connection = self._make()
+                await self._connect(connection)
+            link = Link(connection, self)
+            if self._pool.closed:
+                await link.aclose()
+            self._pool.refuse_closed()
+        except TimeoutError:
+            raise self._counted(StoreUnavailable(f"{self.shown}: no connection in time")) from None
         except StoreUnavailable:
             self._interrupted()
             raise
-        link = Link(wire, self)
         self._links.add(link)
         return link
 
@@ -252,19 +264,21 @@ class Link:
     Whatever goes wrong (time-out, close, cancellation, an answer such as LOADING) closes it; the caller opens another.
     """
 
-    def __init__(self, wire: Wire, store: Store) -> None:
-        self._wire = wire
+    def __init__(self, connection: StoreConnection, store: Store) -> None:
+        self._connection = connection
         self._store = store
-        self._closed = False
+        self._closed = ""
+        """Why it is."""
 
     async def call(self, *args: Arg, deadline: float) -> Any:
         """One command and its reply, within ``deadline`` seconds from now. Raises as ``read`` does."""
-        self._wire.send((pack(args),))
-        return await self.read(deadline)
+        until = asyncio.get_running_loop().time() + deadline
+        await self._send((pack(args),), until)
+        return await self._read(until)
 
     async def send(self, packed: Sequence[bytes]) -> None:
-        """Write a request that is RESP already. A closed link says so at ``read``."""
-        self._wire.send(packed)
+        """Write a request that is RESP already. A link that is closed, or cannot take it, says so at ``read``."""
+        await self._send(packed, self._store._until())
 
     async def read(self, deadline: float) -> Any:
         """The next reply, within ``deadline`` seconds from now.
@@ -272,27 +286,44 @@ class Link:
         ``StoreUnavailable``: late, closed, LOADING, READONLY …: the link is closed. ``Refused``: any other error
         reply; the link stays open.
         """
-        until = asyncio.get_running_loop().time() + deadline
+        return await self._read(asyncio.get_running_loop().time() + deadline)
+
+    async def _send(self, packed: Sequence[bytes], until: float) -> None:
+        if not self._closed:
+            with contextlib.suppress(StoreUnavailable):
+                await self._within(until, self._connection.send_packed_command(packed, check_health=False))
+
+    async def _read(self, until: float) -> Any:
+        if self._closed:
+            raise StoreUnavailable(f"{self._store.shown}: {self._closed}")
+        return await self._within(until, self._connection.read_response(disable_decoding=True))
+
+    async def _within(self, until: float, step: Coroutine[Any, Any, Any]) -> Any:
+        what = "no answer in time"
         try:
-            (reply,) = await self._wire.read(1, until)
-        except StoreUnavailable:
+            async with asyncio.timeout_at(until):
+                return await step
+        except TimeoutError:
+            error: StoreUnavailable | StoreError = StoreUnavailable(f"{self._store.shown}: {what}")
+        except RedisError as reason:
+            what = self._closed or "the connection was lost"
+            error = _error_of(reason, self._store.shown, what)
+        except BaseException:
+            await self._drop("a request was cancelled")
+            raise
+        if isinstance(error, StoreUnavailable) or not self._connection.is_connected:
             if not self._closed:
                 self._store._interrupted()
-                self._drop()
-            raise
-        except asyncio.CancelledError:
-            self._drop()
-            raise
-        if type(reply) is ReplyError and _not_now(reply):
-            self._drop()
-        return self._store._checked(reply)
+            await self._drop(what)
+        raise error
 
-    def _drop(self) -> None:
-        self._closed = True
-        self._wire.close()
+    async def _drop(self, why: str) -> None:
+        self._closed = self._closed or why
         self._store._links.discard(self)
+        await self._connection.disconnect(nowait=True)
 
     async def aclose(self) -> None:
         """Close it at once; a read under way gets ``StoreUnavailable``. May be repeated."""
-        self._drop()
-        await self._wire.wait_closed()
+        self._closed = self._closed or "the link was closed"
+        self._store._links.discard(self)
+        await self._connection.disconnect()

@@ -189,7 +189,7 @@ class Runs:
         return hmac.compare_digest(expected.encode(), token.encode("utf-8", "replace"))
 
     async def count_owner(self, run_id: str, step: int) -> Owners:
-        """Add ``step`` (1: one came, -1: one left, 0: to look) to the run's attached owners; returns how it stands then.
+        """Add ``step`` (1: one came, -1: one left, 0: to look) to the run's attached owners; returns the counts then.
 
         Not repeatable: after ``StoreUnavailable`` it may have been counted. Raises ``RunNotFound``.
         """

@@ -199,9 +199,9 @@ class _Lane:
         asked = list(self.streams.values())
         self.fresh.clear()
         started = time.monotonic()
-        await link.send(self._request(asked))
-        self._blocked = True
+        self._blocked = True  # while sending too, which may take a while: who comes meanwhile is not in the request
         try:
+            await link.send(self._request(asked))
             reply = await link.read(self._settings.block + _READ_GRACE)
         finally:
             self._blocked = False

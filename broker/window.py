@@ -78,7 +78,7 @@ class Window:
         if batch[0].seq != self.seq + 1 or batch[-1].seq != self.seq + len(batch):
             raise ValueError(f"{batch[0].seq}..{batch[-1].seq} does not follow {self.seq}")
         self._entries.extend(batch)
-        self._bytes += sum(len(e.data) for e in batch)
+        self._bytes += sum([len(e.data) for e in batch])
         self.seq = batch[-1].seq
         while self._bytes > self._limit and len(self._entries) > 1:
             self._bytes -= len(self._entries.popleft().data)

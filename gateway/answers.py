@@ -174,7 +174,7 @@ def item_page(
 ) -> bytes:
     """A page of items; the stored JSON is spliced in as it is."""
     run = run_id.encode()
-    items = [b'{"run_id":"%b","seq":%d,"type":"%b",%b' % (run, seq, type_, data[1:]) for seq, type_, data in entries]
+    items = [b'{"run_id":"%b","seq":%d,"type":"%b",%b' % (run, e.seq, e.type, e.data[1:]) for e in entries]
     return b'{"items":[%b],"next":%b,"complete":%b,"first_seq":%d,"last_seq":%d}' % (
         b",".join(items),
         b"null" if following is None else b"%d" % following,

@@ -20,7 +20,7 @@ What is done here and why (docs/architecture.md, “The transport”):
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, cast
 
 from uvicorn._types import ASGISendEvent
@@ -112,7 +112,7 @@ class StreamResponse:
             self.viewer.finish("left")
 
 
-def _close_delimited(cycle: RequestResponseCycle) -> Callable[[ASGISendEvent], Awaitable[None]]:
+def _close_delimited(cycle: RequestResponseCycle) -> Callable[[ASGISendEvent], Coroutine[Any, Any, None]]:
     """``cycle.send`` for an HTTP/1.0 client: a body whose length the application does not state goes out unframed."""
     send, method = cycle.send, cycle.scope["method"]
     unframed = False
@@ -147,8 +147,9 @@ class StreamProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         cycle = self.cycle
         if self.scope["http_version"] == "1.0":
-            cycle.send = _close_delimited(cycle)  # type: ignore[method-assign]
-        self.scope["extensions"] = {EXTENSION: lambda: StreamResponse(self, cycle)}  # type: ignore[typeddict-item]
+            cycle.send = _close_delimited(cycle)  # type: ignore[method-assign, assignment]
+        opens: Any = lambda: StreamResponse(self, cycle)  # noqa: E731
+        self.scope["extensions"] = {EXTENSION: opens}
 
     def on_body(self, body: bytes) -> None:
         # A stream's own request body is of no use, and would pause the reading when it has piled up.

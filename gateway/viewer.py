@@ -218,7 +218,11 @@ async def _through_asgi(
 
     pumping, serving = asyncio.create_task(pump()), asyncio.create_task(serve())
     watching = asyncio.create_task(watch())
-    viewer.abort = pumping.cancel  # a send that takes nothing would wait for ever
+
+    def abort() -> None:
+        pumping.cancel()  # a send that takes nothing would wait for ever
+
+    viewer.abort = abort
     try:
         await asyncio.wait((pumping,))
     finally:

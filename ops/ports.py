@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import socket
 
-__all__ = ["get_status", "is_free", "next_free"]
+from broker.errors import Conflict
+from gateway.server import bind
+
+__all__ = ["get_status", "is_free", "listen", "listen_near"]
 
 _TAKEN = frozenset({errno.EADDRINUSE, errno.EACCES})
 
@@ -29,9 +33,22 @@ def is_free(host: str, port: int) -> bool:
     return True
 
 
-def next_free(host: str, port: int, tries: int = 50) -> int | None:
-    """The first free port from ``port`` on."""
-    return next((p for p in range(port, min(port + tries, 65536)) if is_free(host, p)), None)
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket that a child may inherit; port 0 takes any. Raises ``Conflict`` where the port is in use."""
+    try:
+        return bind(host, port)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+    raise Conflict(f"port {port} on {host} is in use: stop what listens there, or choose another one with --port")
+
+
+def listen_near(host: str, port: int, tries: int = 50) -> socket.socket:
+    """``listen`` on the first free port from ``port`` on."""
+    for other in range(port, min(port + tries, 65536)):
+        with contextlib.suppress(Conflict):
+            return listen(host, other)
+    raise Conflict(f"the ports {port} to {port + tries - 1} on {host} are all in use: choose another one with --port")
 
 
 async def get_status(host: str, port: int, path: str, timeout: float = 1.0) -> int | None:

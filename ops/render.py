@@ -146,11 +146,13 @@ def gap_notice(fields: dict[str, Any]) -> str:
 class Watched:
     """For a person: text as it comes, tools as they start and end, usage and how it ended."""
 
-    def __init__(self, terminal: Terminal) -> None:
+    def __init__(self, terminal: Terminal, *, answer: bool = True) -> None:
+        """``answer=False``: the viewer's modes hide the text, so that of the fence is not shown either."""
         self._terminal = terminal
         self._column = 0
         self._style = ""
-        self._wrote = False
+        self._fresh = True
+        self._wrote = not answer
         self._first_ts = 0.0
         self._usage: Any = None
         self._cost: Any = None
@@ -158,7 +160,7 @@ class Watched:
     def feed(self, entry: Shown) -> None:
         fields = entry.fields
         ts = fields.get("ts")
-        if isinstance(ts, (int, float)) and not self._first_ts:
+        if entry.seq == 1 and isinstance(ts, (int, float)):
             self._first_ts = float(ts)
         draw = getattr(self, "_on_" + entry.type.replace(".", "_"), None)
         if draw is not None:
@@ -185,8 +187,12 @@ class Watched:
             return
         if style != self._style:
             self._break()
-            self._style = style
+            self._style, self._fresh = style, True
+        if self._fresh:  # agents begin what follows a tool with blank lines
             text = text.lstrip("\n")
+            if not text:
+                return
+        self._fresh = False
         self._terminal.out.print(text, style=style or None, end="")
         self._terminal.out.file.flush()
         self._column = 0 if text.endswith("\n") else 1
@@ -198,7 +204,7 @@ class Watched:
 
     def _line(self, text: str, style: str) -> None:
         self._break()
-        self._style = ""
+        self._style, self._fresh = "", True
         self._terminal.styled(text, style)
 
     # Tools.

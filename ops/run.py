@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -32,8 +33,6 @@ _HINT_AFTER = 3.0
 
 def command_name() -> str:
     """How this command was called, for hints that can be pasted: ``runcast``, or the path it was started by."""
-    import shutil
-
     called = sys.argv[0]
     if shutil.which("runcast") or not called.endswith("runcast"):
         return "runcast"
@@ -45,7 +44,7 @@ def renderer_for(terminal: Terminal, run_id: str, *, as_json: bool, modes: Mode 
     if as_json:
         return JsonLines(terminal, run_id)
     if terminal.interactive or modes is not None:
-        return Watched(terminal)
+        return Watched(terminal, answer=modes is None or bool(modes & (Mode.MESSAGES | Mode.EVENTS | Mode.FINAL)))
     return PlainText(terminal)
 
 

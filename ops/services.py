@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import signal
@@ -16,13 +15,14 @@ import uvloop
 
 from broker import api
 from broker.api import Broker
-from broker.errors import Conflict, StoreUnavailable
+from broker.errors import StoreUnavailable
 from broker.settings import Settings
 from gateway import server
 from ops import supervise
 from ops.exits import Exit
 from ops.follow import Interrupts
 from ops.options import load_settings, redis_option
+from ops.ports import listen
 from workers.worker import Worker
 
 __all__ = ["serve", "worker"]
@@ -50,18 +50,25 @@ def _level_option(command: click.decorators.FC) -> click.decorators.FC:
 @click.option(
     "--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Processes that share the port."
 )
+@click.option("--listen-fd", type=int, hidden=True, help="A listening socket that was inherited.")
 @_level_option
 @_child_option
 @redis_option
 def serve(
-    host: str | None, port: int | None, workers: int, log_level: str, stop_with_stdin: bool, redis_url: str | None
+    host: str | None,
+    port: int | None,
+    workers: int,
+    listen_fd: int | None,
+    log_level: str,
+    stop_with_stdin: bool,
+    redis_url: str | None,
 ) -> Exit:
     """Serve runs over HTTP and SSE until SIGTERM or Ctrl-C, which end the open streams within RUNCAST_DRAIN seconds.
 
     Viewers reconnect by themselves, to this gateway or another one, and miss nothing.
     """
     settings = load_settings(redis_url, host=host, port=port)
-    sock = _listen(settings)
+    sock = listen(settings.host, settings.port) if listen_fd is None else socket.socket(fileno=listen_fd)
     _log_to_stderr(log_level)
     if stop_with_stdin:
         supervise.stop_with_stdin()
@@ -72,16 +79,6 @@ def serve(
     with contextlib.suppress(KeyboardInterrupt):
         server.serve(settings, sock, workers=workers, log_level=log_level)
     return Exit.OK
-
-
-def _listen(settings: Settings) -> socket.socket:
-    try:
-        return server.bind(settings.host, settings.port)
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        where = f"port {settings.port} on {settings.host}"
-        raise Conflict(f"{where} is in use: stop what listens there, or choose another one with --port") from None
 
 
 @click.command()

@@ -44,9 +44,16 @@ class Child:
     """One supervised process. ``say`` is given its lines of output."""
 
     def __init__(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], say: Callable[[str, str], None]
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        say: Callable[[str, str], None],
+        *,
+        pass_fds: Sequence[int] = (),
     ) -> None:
         self.name, self._command, self._environment, self._say = name, command, dict(environment), say
+        self._pass_fds = pass_fds
         self._process: asyncio.subprocess.Process | None = None
         self._output: asyncio.Task[None] | None = None
         self.recent: deque[str] = deque(maxlen=20)
@@ -60,6 +67,7 @@ class Child:
             stderr=asyncio.subprocess.STDOUT,
             env=self._environment,
             start_new_session=True,
+            pass_fds=self._pass_fds,
         )
         self._output = asyncio.create_task(self._relay(self._process))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -18,9 +19,9 @@ from broker.requests import RunInput, RunRequest
 from broker.settings import Settings
 from ops.exits import Exit
 from ops.follow import Follower, Interrupts
-from ops.hermes import find
+from ops.hermes import Hermes, find
 from ops.options import load_settings, redis_option
-from ops.ports import get_status, is_free, next_free
+from ops.ports import get_status, listen, listen_near
 from ops.render import Watched
 from ops.run import command_name
 from ops.supervise import Child, command_of
@@ -62,22 +63,23 @@ class _Up:
     def __init__(self, settings: Settings, *, chosen_port: bool) -> None:
         self._terminal = Terminal()
         self._settings = settings
-        self._port = self._choose_port(chosen_port)
+        # Held here and inherited by the gateway: nobody else can take the port, also while a gateway is started again.
+        self._listener = self._listen(chosen_port)
+        self._port: int = self._listener.getsockname()[1]
         self._url = settings.redis_url
-        self._ready = False
+        self._runner = "hermes"
+        """Who did the demo, for the commands to try next."""
 
-    def _choose_port(self, chosen: bool) -> int:
+    def _listen(self, chosen: bool) -> socket.socket:
         host, port = self._settings.host, self._settings.port
-        if is_free(host, port) and port:
-            return port
-        other = next_free(host, port + 1 if port else 8700)
-        if (chosen and port) or other is None:
-            raise Conflict(
-                f"port {port} on {host} is in use: stop what listens there, or choose another one with --port"
-            )
-        if port:
-            self._terminal.warn(f"port {port} is in use; taking {other} (--port chooses one)")
-        return other
+        try:
+            return listen(host, port)
+        except Conflict:
+            if chosen:
+                raise
+        listener = listen_near(host, port + 1)
+        self._terminal.warn(f"port {port} is in use; taking {listener.getsockname()[1]} (--port chooses one)")
+        return listener
 
     async def run(self, *, demo: bool, stay: bool) -> Exit:
         """Start, show, stay, stop. A stop that was asked for is a success."""
@@ -107,7 +109,9 @@ class _Up:
     async def _work(self, broker: api.Broker, watching: asyncio.Future[Exit], *, demo: bool, stay: bool) -> Exit:
         await self._until_ready(watching)
         self._terminal.line(f"page     {self._page}")
-        ok, run_id = await self._demo(broker) if demo else (True, None)
+        hermes = await asyncio.to_thread(find)
+        self._runner = "hermes" if hermes.usable else "scripted"
+        ok, run_id = await self._demo(broker, hermes) if demo else (True, None)
         if not stay:
             return Exit.OK if ok else Exit.FAILED
         self._next_commands(run_id)
@@ -127,9 +131,10 @@ class _Up:
         environment = {**os.environ, "RUNCAST_REDIS_URL": self._url, "RUNCAST_DATA_DIR": str(self._settings.data_dir)}
         level = ("--log-level", "warning")
         run_at_once = ("--concurrency", str(self._settings.concurrency))
-        serve = command_of("serve", "--host", self._settings.host, "--port", str(self._port), *level)
+        listener = self._listener.fileno()
+        serve = command_of("serve", "--host", self._settings.host, "--listen-fd", str(listener), *level)
         worker = Child("worker", command_of("worker", *run_at_once, *level), environment, self._say)
-        gateway = Child("gateway", serve, environment, self._say)
+        gateway = Child("gateway", serve, environment, self._say, pass_fds=(listener,))
         self._all = (worker, gateway)
         watching = None
         try:
@@ -141,6 +146,7 @@ class _Up:
             if watching is not None:
                 watching.cancel()
                 await asyncio.wait({watching})
+            self._listener.close()
             # Together: the worker's drain does not wait for the gateway's.
             graces = (self._settings.worker_drain + 10, self._settings.drain + 5)
             await asyncio.gather(*(child.stop(grace) for child, grace in zip(self._all, graces, strict=True)))
@@ -171,14 +177,14 @@ class _Up:
 
     # The demo.
 
-    async def _demo(self, broker: api.Broker) -> tuple[bool, str | None]:
-        hermes = await asyncio.to_thread(find)
+    async def _demo(self, broker: api.Broker, hermes: Hermes) -> tuple[bool, str | None]:
         if hermes.usable:
             self._terminal.line(f"agent    {hermes.version} at {hermes.path}")
             ok, run_id = await self._show(broker, "hermes", _PROMPT)
             if ok:
                 return True, run_id
             self._terminal.warn("Hermes could not do it; here is the scripted agent")
+            self._runner = "scripted"
         else:
             why = "no Hermes on PATH" if hermes.path is None else "Hermes is here, but not configured to stream"
             self._terminal.line(f"agent    scripted ({why})")
@@ -201,11 +207,11 @@ class _Up:
         say(f"Open {self._page} — or, in another terminal:\n")
         if self._url != "embedded:" or self._settings.data_dir != Settings.model_construct().data_dir:
             say(f"  export RUNCAST_REDIS_URL={self._shared_url()}")
-        runner = "" if run_id is None else " --runner scripted"
+        runner = "" if self._runner == "hermes" else f" --runner {self._runner}"
         say(f'  {name} run "Tell me about streams"{runner}')
         say(f"  {name} runs")
         say(f"  {name} replay {shown} --speed 1")
-        say(f"  curl -N {self._page}v1/runs/{shown}/stream?modes=messages")
+        say(f"  curl -N '{self._page}v1/runs/{shown}/stream?modes=messages'")
         say("\nCtrl-C stops everything; runs are kept.")
 
     def _shared_url(self) -> str:

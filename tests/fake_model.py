@@ -20,7 +20,7 @@ from typing import Any
 __all__ = ["FakeModel", "Reply"]
 
 _SCENARIOS = ("SLEEPTOOL", "PLAIN", "TOOL", "SLOW", "ERR401", "EMPTY")
-PLAIN = "Hello there! This is a plain answer\nmade of about twenty small tokens — “quoted”, 漢字 and 😀 among them. End."
+PLAIN = "Hello there! This is a plain answer\nmade of about twenty small tokens: “quoted”, 漢字, 😀 among them. End."
 BEFORE_TOOL = "Let me run a command first. "
 AFTER_TOOL = "The command ran and printed what I expected.\nThat is the whole answer."
 SLOW = " ".join(f"w{i:02d}" for i in range(40))
@@ -115,8 +115,8 @@ def _answering(model: FakeModel) -> type[BaseHTTPRequestHandler]:
             pass
 
         def do_GET(self) -> None:
-            about = {"id": "fake-model", "object": "model", "created": 1, "owned_by": "tests", "context_length": 200_000}
-            self._json(200, {"object": "list", "data": [about]})
+            about = {"id": "fake-model", "object": "model", "created": 1, "owned_by": "tests"}
+            self._json(200, {"object": "list", "data": [{**about, "context_length": 200_000}]})
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
@@ -160,7 +160,8 @@ def _answering(model: FakeModel) -> type[BaseHTTPRequestHandler]:
                     reply.pieces.append((time.monotonic(), delta["content"]))
                 yield _chunk(delta)
             yield _chunk({}, finish)
-            yield _chunk(None, usage=_USAGE)
+            # No output tokens: Hermes then believes that the answer is empty after two requests instead of four.
+            yield _chunk(None, usage=_USAGE if deltas else {**_USAGE, "completion_tokens": 0, "total_tokens": 1_000})
             yield b"[DONE]"
 
         def _json(self, status: int, value: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import json
 import os
 import re
@@ -27,15 +28,16 @@ from tests.servers import die_with_parent, free_port
 
 __all__ = ["Frame", "GatewayProcess", "Response", "frames_of", "say", "until", "writing"]
 
-_SERVE = "from broker.settings import Settings; from gateway.server import serve; serve(Settings(), log_level='info')"
+_SERVE = "from broker.settings import Settings; from gateway.server import serve; serve(Settings(), %s)"
 _ROOT = Path(__file__).parent.parent
 
 
 class GatewayProcess:
     """``gateway.server.serve`` in a process. Its port stays the same however often it is started."""
 
-    def __init__(self, settings: Settings, directory: Path) -> None:
+    def __init__(self, settings: Settings, directory: Path, *, workers: int = 1) -> None:
         self.settings = settings
+        self._options = f"workers={workers}, log_level='info'"
         self.port = free_port()
         self.log_file = directory / f"gateway-{self.port}.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -54,7 +56,7 @@ class GatewayProcess:
         environment |= {"RUNCAST_PORT": str(self.port), "PYTHONPATH": str(_ROOT), "PYTHONUNBUFFERED": "1"}
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _SERVE],
+                [sys.executable, "-c", _SERVE % self._options],
                 env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -110,10 +112,11 @@ def _text(value: Any) -> str:
 
 
 async def until(true: Callable[[], object], timeout: float = 10.0) -> None:
-    """Wait for a state."""
-    async with asyncio.timeout(timeout):
-        while not true():
-            await asyncio.sleep(0.005)
+    """Wait for a state; ``true`` may be a coroutine function."""
+    end = time.monotonic() + timeout
+    while not (await found if inspect.isawaitable(found := true()) else found):
+        assert time.monotonic() < end, f"not true within {timeout} s"
+        await asyncio.sleep(0.005)
 
 
 # Frames.
@@ -133,7 +136,7 @@ class Frame(NamedTuple):
 
 
 def frames_of(wire: bytes, *, cut: bool = False) -> list[Frame]:
-    """Bytes → frames. Fails where anything is no whole frame of the native format; ``cut``: the last one may be torn."""
+    """Bytes → frames. Fails where anything is no whole frame of the native format; ``cut``: but the last one."""
     frames, at = [], 0
     while at < len(wire):
         match = _FRAME.match(wire, at)
@@ -158,7 +161,7 @@ class Response:
         self.reader, self.writer = reader, writer
         self.status, self.version = 0, ""
         self.headers: dict[str, str] = {}
-        self.wire = b""
+        self._body = bytearray()
         self.complete = False
         """The body came to its proper end; a connection that merely broke off leaves this False."""
 
@@ -192,13 +195,17 @@ class Response:
         self.version, status, *_ = first.split(" ", 2)
         self.status = int(status)
         self.headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
-        self.wire, self.complete = b"", method == "HEAD" or self.status in (204, 304)
+        self._body, self.complete = bytearray(), method == "HEAD" or self.status in (204, 304)
+
+    @property
+    def wire(self) -> bytes:
+        return bytes(self._body)
 
     @property
     def chunked(self) -> bool:
         return "chunked" in self.headers.get("transfer-encoding", "")
 
-    async def _part(self) -> bytes:
+    async def part(self) -> bytes:
         """The next piece of the body: one chunk, or what there is; ``b""`` at its end."""
         if self.chunked:
             size = int((await self.reader.readuntil(b"\r\n")), 16)
@@ -206,10 +213,10 @@ class Response:
             assert part.endswith(b"\r\n")
             part = part[:-2]
         elif (length := self.headers.get("content-length")) is not None:
-            part = await self.reader.readexactly(int(length) - len(self.wire))
+            part = await self.reader.readexactly(int(length) - len(self._body))
         else:
             part = await self.reader.read(1 << 16)
-        self.wire += part
+        self._body += part
         self.complete = self.complete or not part
         return part
 
@@ -217,7 +224,7 @@ class Response:
         """Read to the body's proper end."""
         async with asyncio.timeout(timeout):
             while not self.complete:
-                await self._part()
+                await self.part()
         return self.wire
 
     async def until(self, true: Callable[[list[Frame]], object], timeout: float = 10.0) -> list[Frame]:
@@ -225,7 +232,7 @@ class Response:
         async with asyncio.timeout(timeout):
             while not true(frames := frames_of(self.wire, cut=not self.chunked)):
                 assert not self.complete, f"it ended with {frames}"
-                await self._part()
+                await self.part()
         return frames
 
     async def upto(self, seq: int, timeout: float = 10.0) -> list[Frame]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from broker.errors import Fenced, InvalidItem, OutageTooLong, RuncastError, Sealed, StoreUnavailable
+from broker.errors import Fenced, OutageTooLong, RuncastError, Sealed, StoreUnavailable
 from broker.items import Cancelled, Event, Failed, Final, Item, Raw
 from broker.records import Beat, RunRecord
 from broker.requests import RunInput, RunRequest
@@ -81,6 +81,11 @@ class Execution:
     @property
     def _stop_grace(self) -> float:
         return float(getattr(self._runner, "stop_grace", _STOP_GRACE))
+
+    @property
+    def _label(self) -> str:
+        # A client may name any runner: only known names become time series.
+        return self.runner_name if self._runner is not None else "unknown"
 
     @property
     def runner_name(self) -> str:
@@ -150,9 +155,25 @@ class Execution:
         sealing.result()
 
     async def _finish(self, outcome: Outcome) -> None:
-        if isinstance(outcome, Final):
-            await self.context.end_round()
-        await self._seal(self.context.complete(outcome))
+        try:
+            if isinstance(outcome, Final):
+                await self.context.end_round()
+            await self.publisher.seal(self.context.complete(outcome))
+        except (StoreUnavailable, Fenced, Sealed):
+            raise
+        except RuncastError as error:
+            outcome = self._refused(error)
+            await self._seal_anew(outcome)
+        code = "" if isinstance(outcome, Final) else outcome.code
+        metrics.OUTCOMES.labels(self._label, str(type(outcome).__struct_config__.tag), code).inc()
+
+    def _refused(self, error: RuncastError) -> Failed:
+        """The fence instead of one that the store, or JSON, did not take; or behind an item that it did not take."""
+        log.error("the outcome of run %s is refused: %s", self.run_id, error)
+        if self.publisher.error is not None:
+            return Failed(code=error.code, message=f"an item could not be stored: {error}"[:_MESSAGE_MAX])
+        message = f"the runner's outcome cannot be stored: {error}"
+        return Failed(code="invalid_outcome", message=message[:_MESSAGE_MAX])
 
     async def _outcome(self) -> Outcome:
         if self._record.cancel_requested:
@@ -223,28 +244,26 @@ class Execution:
     async def _publish(self, item: Item | Raw) -> None:
         await self.publisher.publish(item)
 
-    async def _seal(self, fence: Outcome) -> None:
+    async def _seal_anew(self, fence: Failed) -> None:
+        """Through a new publisher, behind what is stored: the old one may have failed for good on an item.
+
+        What made the store refuse an item may stand in the partial message as well: then the fence goes without it.
+        """
         try:
-            await self.publisher.seal(fence)
-        except InvalidItem as error:
-            message = f"the runner's outcome cannot be stored: {error}"[:_MESSAGE_MAX]
-            fence = Failed(code="invalid_outcome", message=message)
-            await self._seal_anew(fence)
+            await self._reopen()
+            await self.publisher.seal(self.context.complete(fence))
         except (StoreUnavailable, Fenced, Sealed):
             raise
         except RuncastError as error:
-            log.error("the publisher of run %s failed: %s", self.run_id, error)
-            fence = Failed(code=error.code, message=f"an item could not be stored: {error}"[:_MESSAGE_MAX])
-            await self._seal_anew(fence)
-        code = "" if isinstance(fence, Final) else fence.code
-        metrics.OUTCOMES.labels(self.runner_name, str(type(fence).__struct_config__.tag), code).inc()
+            log.error("run %s: its fence is refused, and goes without the partial message: %s", self.run_id, error)
+            await self._reopen()
+            await self.publisher.seal(fence)
 
-    async def _seal_anew(self, fence: Outcome) -> None:
-        """The publisher has failed for good on an item: the fence goes through a new one, behind what is stored."""
+    async def _reopen(self) -> None:
         await self.publisher.aclose()
         beat = await self._broker.runs.beat(self.run_id, self.owner, self.publisher.epoch)
-        self.publisher = self._broker.publisher(msgspec.structs.replace(self._record, epoch=beat.epoch, last=beat.last))
-        await self.publisher.seal(fence)
+        record = msgspec.structs.replace(self._record, epoch=beat.epoch, last=beat.last)
+        self.publisher = self._broker.publisher(record)
 
     # Control.
 

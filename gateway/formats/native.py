@@ -63,9 +63,9 @@ class NativeFormat:
         frame = _template(run_id)
         wanted = int(modes)
         if wanted & self._everything:
-            return b"".join([frame % (seq, type_, seq, data[1:]) for seq, type_, data in entries])
+            return b"".join([frame % (e.seq, e.type, e.seq, e.data[1:]) for e in entries])
         shown = self._shown[wanted]
-        return b"".join([frame % (seq, type_, seq, data[1:]) for seq, type_, data in entries if shown[type_]])
+        return b"".join([frame % (e.seq, e.type, e.seq, e.data[1:]) for e in entries if shown[e.type]])
 
     def reset(self, run_id: str, reason: str) -> bytes:
         return _control("reset", {"run_id": run_id, "reason": reason})

@@ -444,3 +444,10 @@ def test_what_means_the_same_has_one_digest() -> None:
     two = parse_request(b'{"metadata":{"b":"2","a":"1"},"input":{"message":"m"}}')
     assert one.digest() == two.digest()
     assert one.digest() != request("n").digest()
+
+
+async def test_a_broken_record_does_not_hide_the_other_runs(registry: Registry) -> None:
+    good, bad = await registry.queued(), await registry.queued()
+    await registry.store.call("HDEL", registry.keys.run(bad.run_id), "request")
+    records, _ = await registry.runs.list()
+    assert [r.run_id for r in records] == [good.run_id]

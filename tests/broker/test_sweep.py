@@ -97,7 +97,7 @@ async def test_an_outage_of_the_store_starts_all_counts_again(registry: Registry
     await registry.running()
     sweeper = Sweeper(registry.runs)
     await sweep(sweeper, 0, 5, 10)
-    registry.store.interruptions += 1
+    registry.store._interrupted()
     assert (await sweep(sweeper, 15, 20, 25, 29.9))["failed"] == 0
     assert (await sweep(sweeper, 30))["failed"] == 1
 
@@ -110,7 +110,7 @@ async def test_a_sweep_that_could_not_read_counts_for_nothing(
     await sweep(sweeper, 0, 5)
 
     async def away(*_: Any, **__: Any) -> Any:
-        registry.store.interruptions += 1
+        registry.store._interrupted()
         raise StoreUnavailable("LOADING")
 
     with monkeypatch.context() as patch:

@@ -25,7 +25,7 @@ from broker.items import MessageDelta, ToolStarted
 from broker.publisher import Publisher
 from broker.settings import Settings
 from tests.conftest import missing
-from tests.gateways import GatewayProcess, say, writing
+from tests.gateways import GatewayProcess, say, until, writing
 from tests.servers import Proxy, RedisServer, redis_binary
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -80,7 +80,7 @@ class Wire(Proxy):
 def _chromium() -> str:
     found = os.environ.get("RUNCAST_TEST_CHROMIUM") or shutil.which("chromium")
     if found is None or not Path(found).exists():
-        missing("there is no Chromium on this machine (Debian: apt install chromium; or name it: RUNCAST_TEST_CHROMIUM)")
+        missing("there is no Chromium here (Debian: apt install chromium), or RUNCAST_TEST_CHROMIUM is wrong")
     assert found
     return found
 
@@ -217,12 +217,12 @@ async def test_connections_that_are_cut_in_mid_run(viewer: Viewer, wire: Wire, b
         await viewer.open(path(p))
         text = ""
         for turn in range(5):
+            await viewer.opened(turn + 1)
             text += await published(p, 10)
             if turn % 2:
                 await viewer.has(p.last)
             wire.cut()
             text += await published(p, 3)
-            await viewer.opened(turn + 2)
         await say(p, end=True)
         await rests(viewer, wire, p)
     assert await viewer.seqs() == list(range(1, p.last + 1))
@@ -277,9 +277,7 @@ async def test_an_outage_of_redis(viewer: Viewer, wire: Wire, broker: Broker, re
             await p.publish(MessageDelta(text=one))
         wire.cut()  # so that it has to come back while Redis is away: to 200, a retry and the end, again and again
         asked = len(wire.asked)
-        async with asyncio.timeout(15):
-            while len(wire.asked) < asked + 4:
-                await asyncio.sleep(0.02)
+        await until(lambda: len(wire.asked) >= asked + 4)
         await viewer.opened(3)
         redis.start()
         await p.flush()

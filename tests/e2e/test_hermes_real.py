@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -24,6 +25,9 @@ from broker.items import Entry
 from broker.merge import merge_entries, text_of
 from broker.requests import RunInput, RunRequest
 from broker.settings import Settings
+from tests.e2e.hermes import hermes_binary, make_home, pids, processes
+from tests.e2e.processes import Gateway, SseViewer, environment, http_json
+from tests.e2e.processes import Worker as WorkerProcess
 from tests.fake_model import AFTER_TOOL, BEFORE_TOOL, PLAIN, SLOW, FakeModel
 from tests.servers import RedisServer, eventually
 from workers.hermes.runner import HermesRunner
@@ -38,12 +42,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def hermes() -> str:
-    path = os.environ.get("RUNCAST_TEST_HERMES", "")
-    if not path:
-        reason = "RUNCAST_TEST_HERMES does not name a Hermes program"
-        pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
-    assert Path(path).is_file(), f"RUNCAST_TEST_HERMES={path}: there is no such file"
-    return path
+    return hermes_binary()
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +54,7 @@ def model() -> Iterator[FakeModel]:
 @pytest.fixture(scope="module")
 def home(model: FakeModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One Hermes home for all tests: the first run in a new one takes longer."""
-    home = tmp_path_factory.mktemp("hermes-home")
-    (home / "config.yaml").write_text(model.config())
-    return home
+    return make_home(tmp_path_factory.mktemp("hermes-home"), model)
 
 
 @pytest.fixture
@@ -84,19 +81,7 @@ async def worker(broker: Broker, hermes: str, home: Path, trace: str, tmp_path: 
     yield worker
     worker.drain()
     await asyncio.wait_for(task, 60)
-    assert _processes(trace) == []
-
-
-def _processes(trace: str) -> list[str]:
-    """The command lines of the processes that carry the trace."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if f"RUN_TRACE={trace}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                found.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace"))
-        except OSError:
-            continue  # it ended while we looked
-    return [command for command in found if command]
+    assert not processes(trace)
 
 
 async def _create(broker: Broker, message: str, **more: Any) -> str:
@@ -155,35 +140,22 @@ async def test_a_cancel_inside_a_tool_leaves_no_process(
     async for entry in broker.stream(run_id):
         entries.append(entry)
         if entry.type == "tool.started":
-            await eventually(lambda: any("sleep 60" in p and "--query" not in p for p in _processes(trace)), 20)
+            await eventually(lambda: pids(trace, "sleep 60", without="--query"), 20)
             await broker.runs.cancel(run_id)
     assert entries[-1].type == "cancelled"
     assert entries[-1].fields["partial"]["content"][0] == {"type": "text", "text": BEFORE_TOOL}
-    await eventually(lambda: not _processes(trace), 20)
+    await eventually(lambda: not processes(trace), 20)
 
 
 async def test_a_killed_hermes_takes_its_tool_with_it(broker: Broker, worker: Worker, trace: str) -> None:
     run_id = await _create(broker, "Start a SLEEPTOOL")
     async for entry in broker.stream(run_id):
         if entry.type == "tool.started":
-            await eventually(lambda: any("sleep 60" in p and "--query" not in p for p in _processes(trace)), 20)
-            os.kill(_hermes_pid(trace), signal.SIGKILL)
+            await eventually(lambda: pids(trace, "sleep 60", without="--query"), 20)
+            [running] = pids(trace, "--query=", without="supervisor.py")
+            os.kill(running, signal.SIGKILL)
     assert entry.fields["code"] == "hermes_died"
-    await eventually(lambda: not _processes(trace), 20)
-
-
-def _hermes_pid(trace: str) -> int:
-    """The process that runs ``hermes chat`` itself: the child of its supervisor."""
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            environ = Path(f"/proc/{pid}/environ").read_bytes()
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        query = any(word.startswith(b"--query=") for word in command)
-        if trace.encode() in environ and query and not any(w.endswith(b"supervisor.py") for w in command):
-            return int(pid)
-    raise AssertionError("no hermes is running")
+    await eventually(lambda: not processes(trace), 20)
 
 
 async def test_a_rejected_key(broker: Broker, worker: Worker) -> None:
@@ -201,7 +173,7 @@ async def test_an_answer_that_is_empty_is_a_failure(broker: Broker, worker: Work
     assert fence.fields["hermes_session_id"]
 
 
-@pytest.mark.parametrize("prompt", ["--help -q PLAIN", "it's \"PLAIN\" $(id) `id`\nsecond\u2028line\n"])
+@pytest.mark.parametrize("prompt", ["--help -q PLAIN", 'it\'s "PLAIN" $(id) `id`\nsecond\u2028line\n'])
 async def test_a_prompt_reaches_the_model_unchanged(
     broker: Broker, worker: Worker, model: FakeModel, prompt: str
 ) -> None:
@@ -227,7 +199,7 @@ async def test_a_worker_that_is_stopped_stops_hermes(
             worker.drain()
     assert (entry.type, entry.fields["code"], entry.fields["retryable"]) == ("failed", "worker_stopped", True)
     assert SLOW.startswith(text_of(entry.fields["partial"]).strip())
-    await eventually(lambda: not _processes(trace), 20)
+    await eventually(lambda: not processes(trace), 20)
 
 
 async def test_a_hermes_that_is_not_configured(broker: Broker, hermes: str, tmp_path: Path) -> None:
@@ -242,3 +214,108 @@ async def test_a_hermes_that_is_not_configured(broker: Broker, hermes: str, tmp_
     assert seen[-1][1].fields["code"] == "not_configured"
     assert "hermes" in seen[-1][1].fields["message"].lower()
     assert _text(seen) == ""
+
+
+# Whole: processes of the command, a gateway, viewers over HTTP.
+
+
+class Whole:
+    """``runcast serve`` and ``runcast worker`` with the real Hermes."""
+
+    def __init__(self, redis: RedisServer, namespace: str, directory: Path, **hermes: str) -> None:
+        env = environment(redis.url, namespace, lease=2.0, beat=0.4, sweep=0.4, worker_drain=0.5)
+        self.gateway = Gateway(env, directory / "gateway.log")
+        self.worker = WorkerProcess({**env, **hermes}, directory / "worker.log")
+
+    async def start(self, message: str) -> str:
+        body = {"input": {"message": message}}
+        status, answer = await http_json(self.gateway.port, "POST", "/v1/runs", body)
+        assert status == 201, answer
+        return str(answer["run_id"])
+
+    async def items(self, run_id: str) -> list[dict[str, Any]]:
+        _, page = await http_json(self.gateway.port, "GET", f"/v1/runs/{run_id}/items?limit=1000")
+        items: list[dict[str, Any]] = page["items"]
+        return items
+
+    def viewer(self, run_id: str, modes: str) -> tuple[SseViewer, asyncio.Task[SseViewer]]:
+        viewer = SseViewer(run_id, [self.gateway.port], query=f"modes={modes}")
+        return viewer, asyncio.create_task(viewer.watch())
+
+    def kill(self) -> None:
+        self.worker.kill()
+        self.gateway.kill()
+
+
+@pytest.fixture
+async def whole(
+    redis7: RedisServer, namespace: str, tmp_path: Path, hermes: str, home: Path, trace: str
+) -> AsyncIterator[Whole]:
+    env = {"HERMES_BIN": hermes, "HERMES_HOME": str(home), "HOME": str(home), "RUN_TRACE": trace}
+    whole = Whole(redis7, namespace, tmp_path, **env)
+    try:
+        await whole.gateway.ready()
+        yield whole
+    finally:
+        whole.kill()
+    await eventually(lambda: not processes(trace), 20)
+
+
+def _has(viewer: SseViewer, texts: int) -> bool:
+    return len(viewer.texts) >= texts
+
+
+async def test_three_viewers_one_cut_in_mid_run(whole: Whole, model: FakeModel) -> None:
+    run_id = await whole.start("Use a TOOL please")
+    watched = [whole.viewer(run_id, modes) for modes in ("events", "messages", "final")]
+    unsteady = watched[1][0]
+    for words in (2, 5, 12):
+        await eventually(partial(_has, unsteady, words), 60)
+        unsteady.cut()
+    everything, messages, final = await asyncio.wait_for(asyncio.gather(*(task for _, task in watched)), 60)
+    items = await whole.items(run_id)
+    sent = "\n\n".join(reply.text for reply in model.replies[-2:])
+    assert sent == f"{BEFORE_TOOL}\n\n{AFTER_TOOL}"
+    assert "".join(everything.texts) == "".join(messages.texts) == sent
+    assert everything.ids == [item["seq"] for item in items] == list(range(1, len(items) + 1))
+    of_messages = [i["seq"] for i in items if i["type"] in ("message.delta", "message", "final")]
+    assert messages.ids == of_messages
+    assert messages.connections == 4
+    assert final.ids == [len(items)]
+    assert [c for c, _ in messages.controls if c != "cursor"] == ["end"]
+
+
+async def test_a_killed_worker_leaves_nothing_of_hermes(whole: Whole, trace: str) -> None:
+    run_id = await whole.start("Start a SLEEPTOOL")
+    await eventually(lambda: pids(trace, "sleep 60", without="--query"), 60)
+    viewer, watching = whole.viewer(run_id, "events")
+    whole.worker.popen.kill()
+    await eventually(lambda: not processes(trace), 20)
+    await asyncio.wait_for(watching, 20)
+    items = await whole.items(run_id)
+    assert (items[-1]["type"], items[-1]["code"]) == ("failed", "worker_lost")
+    assert viewer.ids == [item["seq"] for item in items]
+
+
+async def test_a_killed_supervisor_leaves_nothing_of_hermes(whole: Whole, trace: str) -> None:
+    run_id = await whole.start("Start a SLEEPTOOL")
+    await eventually(lambda: pids(trace, "sleep 60", without="--query"), 60)
+    [supervisor] = pids(trace, "supervisor.py")
+    os.kill(supervisor, signal.SIGKILL)
+    _, watching = whole.viewer(run_id, "final")
+    await asyncio.wait_for(watching, 30)
+    items = await whole.items(run_id)
+    assert (items[-1]["type"], items[-1]["code"]) == ("failed", "interrupted")
+    await eventually(lambda: not pids(trace, without="ops.cli"), 20)
+
+
+async def test_a_hermes_without_the_stream_says_that_it_is_too_old(broker: Broker, tmp_path: Path) -> None:
+    old = hermes_binary("RUNCAST_TEST_HERMES_019")
+    environ = {**os.environ, "HERMES_HOME": str(tmp_path), "HOME": str(tmp_path)}
+    runner = HermesRunner(HermesSettings(bin=old), environ=environ)
+    worker = Worker(broker, runners={"hermes": runner}, sweep=False)
+    task = asyncio.create_task(worker.run())
+    seen = await _follow(broker, await _create(broker, "PLAIN"))
+    worker.drain()
+    await task
+    assert seen[-1][1].fields["code"] == "hermes_too_old"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -25,7 +26,7 @@ CONFIGURATION = """
 daemon off;
 master_process off;
 pid nginx.pid;
-error_log error.log warn;
+error_log stderr warn;
 events {{ worker_connections 256; }}
 http {{
     access_log off;
@@ -66,29 +67,26 @@ def nginx(gateway: GatewayProcess, tmp_path_factory: pytest.TempPathFactory) -> 
     """The port of an nginx in front of the gateway."""
     binary, directory, port = _nginx(), tmp_path_factory.mktemp("nginx"), free_port()
     (directory / "nginx.conf").write_text(CONFIGURATION.format(port=port, gateway=gateway.port))
-    command = [binary, "-p", str(directory), "-c", "nginx.conf", "-e", str(directory / "error.log")]
+    command = [binary, "-p", str(directory), "-c", "nginx.conf", "-e", "stderr"]
     with (directory / "output").open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, preexec_fn=die_with_parent, env=os.environ)
     try:
-        _wait_for(port, process, directory)
+        _wait_for(port, process, directory / "output")
         yield port
     finally:
         process.kill()
         process.wait()
 
 
-def _wait_for(port: int, process: subprocess.Popen[bytes], directory: Path) -> None:
-    import socket
-
+def _wait_for(port: int, process: subprocess.Popen[bytes], output: Path) -> None:
     end = time.monotonic() + 10
     while True:
         try:
             socket.create_connection(("127.0.0.1", port), 1).close()
             return
         except OSError:
-            said = (directory / "output").read_text() + (directory / "error.log").read_text()
-            assert process.poll() is None, said
-            assert time.monotonic() < end, said
+            assert process.poll() is None, output.read_text()
+            assert time.monotonic() < end, output.read_text()
             time.sleep(0.02)
 
 
@@ -157,7 +155,7 @@ async def test_many_megabytes_go_through_a_slow_reader_unbuffered(nginx: int, ga
         stream = await Response.open(nginx, f"/v1/runs/{p.run_id}/stream", limit=4096)
         async with asyncio.timeout(20):
             while not stream.complete:
-                await stream._part()
+                await stream.part()
                 await asyncio.sleep(0.001)  # the pace of a slow peer
         assert stream.seqs == list(range(1, 202))
         stream.leave()

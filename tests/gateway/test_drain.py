@@ -21,6 +21,7 @@ from broker.sse import Decoder
 from tests.gateways import GatewayProcess, Response, say, writing
 from tests.servers import RedisServer
 
+Pair = tuple[GatewayProcess, GatewayProcess]
 DRAIN = 2.0
 EXIT = DRAIN + 1.5
 """The drain time, and something for a machine that is busy with other tests."""
@@ -39,7 +40,7 @@ def settings(redis7: RedisServer) -> Settings:
 
 
 @pytest.fixture
-def pair(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GatewayProcess, GatewayProcess]]:
+def pair(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     directory = tmp_path_factory.mktemp("gateways")
     first, second = (GatewayProcess(settings, directory).start() for _ in range(2))
     yield first, second
@@ -69,17 +70,17 @@ class Viewer:
         headers = [("Last-Event-ID", self.last_id)] if self.last_id else []
         target = f"/v1/runs/{self.run_id}/stream"
         response = await Response.open(gateway.port, target, headers=headers, version=self.version)
-        decoder, done = Decoder(self.last_id), 0
+        decoder = Decoder(self.last_id)
         try:
             while not response.complete:
                 try:
-                    await response._part()
+                    part = await response.part()
                 except (asyncio.IncompleteReadError, ConnectionError):
                     break
-                for event in decoder.feed(response.wire[done:]):
+                for event in decoder.feed(part):
                     if event.event == "message.delta" or event.event == "final":
                         self.seqs.append(int(event.id.rpartition(":")[2]))
-                done, self.last_id = len(response.wire), decoder.last_event_id
+                self.last_id = decoder.last_event_id
         finally:
             response.leave()
         self.retry = decoder.retry or 0
@@ -93,9 +94,7 @@ async def talk(p: Publisher, stop: asyncio.Event) -> None:
     await say(p, 1, end=True)
 
 
-async def test_100_live_streams_are_drained_and_go_on_elsewhere(
-    pair: tuple[GatewayProcess, GatewayProcess], broker: Broker
-):
+async def test_100_live_streams_are_drained_and_go_on_elsewhere(pair: Pair, broker: Broker):
     first, second = pair
     async with writing(broker) as p, writing(broker) as q:
         stop = asyncio.Event()
@@ -146,10 +145,8 @@ async def test_a_peer_that_reads_nothing_does_not_hold_the_drain_up(
     assert "Traceback" not in gateway.log
 
 
-async def test_an_idle_gateway_and_one_with_kept_connections_end_at_once(
-    pair: tuple[GatewayProcess, GatewayProcess], broker: Broker
-):
-    first, second = pair
+async def test_an_idle_gateway_and_one_with_kept_connections_end_at_once(pair: Pair, broker: Broker):
+    _, second = pair
     async with writing(broker) as p:
         await say(p, 1, end=True)
         kept = await Response.open(second.port, f"/v1/runs/{p.run_id}/stream")
@@ -162,7 +159,28 @@ async def test_an_idle_gateway_and_one_with_kept_connections_end_at_once(
         assert await kept.closed() == b""
 
 
-async def test_two_signals_are_as_good_as_one(pair: tuple[GatewayProcess, GatewayProcess], broker: Broker):
+async def test_a_gateway_of_two_processes_drains_both(
+    settings: Settings, broker: Broker, tmp_path_factory: pytest.TempPathFactory
+):
+    gateway = GatewayProcess(settings, tmp_path_factory.mktemp("gateway"), workers=2).start()
+    async with writing(broker) as p:
+        await say(p, 5)
+        target = f"/v1/runs/{p.run_id}/stream"
+        streams = [await Response.open(gateway.port, target) for _ in range(20)]
+        for stream in streams:
+            await stream.upto(5)
+        began = time.monotonic()
+        gateway.signal(signal.SIGTERM)
+        for stream in streams:
+            await stream.body()
+            assert stream.frames[-1].event == "retry"
+            stream.leave()
+        assert await gateway.ended() == 0
+        assert time.monotonic() - began < EXIT
+    assert "Traceback" not in gateway.log
+
+
+async def test_two_signals_are_as_good_as_one(pair: Pair, broker: Broker):
     first, _ = pair
     async with writing(broker) as p:
         viewer = Viewer(p.run_id)
@@ -176,7 +194,7 @@ async def test_two_signals_are_as_good_as_one(pair: tuple[GatewayProcess, Gatewa
         assert await first.ended() == 0
 
 
-async def test_a_killed_gateway_costs_nobody_an_item(pair: tuple[GatewayProcess, GatewayProcess], broker: Broker):
+async def test_a_killed_gateway_costs_nobody_an_item(pair: Pair, broker: Broker):
     first, second = pair
     async with writing(broker) as p:
         stop = asyncio.Event()

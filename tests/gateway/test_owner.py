@@ -14,7 +14,7 @@ from broker.api import Broker
 from broker.items import Cancelled
 from broker.publisher import Publisher
 from broker.settings import Settings
-from tests.gateways import GatewayProcess, Response, say, writing
+from tests.gateways import GatewayProcess, Response, say, until, writing
 from tests.servers import RedisServer
 
 GRACE = 0.8
@@ -55,9 +55,11 @@ async def own(gateway: GatewayProcess, broker: Broker, p: Publisher, *, header: 
     headers = [("X-Cancel-Token", token)] if header else []
     stream = await Response.open(gateway.port, f"/v1/runs/{p.run_id}/stream{query}", headers=headers)
     assert stream.status == 200
-    async with asyncio.timeout(5):
-        while (await broker.runs.count_owner(p.run_id, 0)).arrivals == before:
-            await asyncio.sleep(0.01)
+
+    async def counted() -> bool:
+        return (await broker.runs.count_owner(p.run_id, 0)).arrivals > before
+
+    await until(counted)
     return stream
 
 
@@ -65,16 +67,15 @@ async def asked(broker: Broker, p: Publisher) -> bool:
     return (await broker.runs.get(p.run_id)).cancel_requested is not None
 
 
-async def cancelled(broker: Broker, p: Publisher, within: float = GRACE + 4) -> None:
-    async with asyncio.timeout(within):
-        while not await asked(broker, p):
-            await asyncio.sleep(0.02)
+async def cancelled(broker: Broker, p: Publisher) -> None:
+    await until(lambda: asked(broker, p), GRACE + 4)
 
 
 async def count(broker: Broker, p: Publisher, attached: int) -> None:
-    async with asyncio.timeout(5):
-        while (await broker.runs.count_owner(p.run_id, 0)).attached != attached:
-            await asyncio.sleep(0.01)
+    async def counted() -> bool:
+        return (await broker.runs.count_owner(p.run_id, 0)).attached == attached
+
+    await until(counted)
 
 
 @pytest.mark.parametrize("header", [True, False])

@@ -394,7 +394,7 @@ async def test_what_retention_removed_is_one_gap(
     told = {"run_id": p.run_id, "requested": gap, "earliest": 4, "latest": 5}
     assert [f for f in frames if f.event == "gap"] == ([] if gap is None else [Frame("gap", told)])
     assert stream.seqs == ([5] if at == 4 else [4, 5])
-    assert [f.event for f in frames if f.event not in (":", "retry")][0] == ("message.delta" if gap is None else "gap")
+    assert next(f.event for f in frames if f.event not in (":", "retry")) == ("message.delta" if gap is None else "gap")
 
 
 async def test_the_outcome_of_a_trimmed_run_is_no_gap(gateway: GatewayProcess, short_broker: Broker):

@@ -1,4 +1,4 @@
-"""The stream without our transport: a plain ASGI server, uvicorn's own h11 protocol, and an application driven by hand."""
+"""The stream without our transport: an application driven by hand, and uvicorn's own h11 protocol."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import httpx
 import pytest
@@ -133,6 +132,27 @@ async def test_a_server_that_does_not_take_more_makes_the_viewer_read_at_its_own
         await say(p, end=True)
         await asyncio.wait_for(call.task, 5)
     assert call.seqs == list(range(1, 47))
+
+
+async def test_a_window_full_of_items_is_not_written_at_once(gateway: Gateway, broker: Broker):
+    async with writing(broker) as p:
+        first = Call(gateway, p.run_id)
+        first.take()
+        await until(lambda: broker.hub.viewers == 1)
+        for n in range(60):
+            await p.publish(MessageDelta(text=f"{n} ".ljust(10_000, "x")))
+        await p.flush()
+        await until(lambda: first.sent[1:] and len(first.seqs) == 60)
+        late = Call(gateway, p.run_id)
+        late.take(1)
+        await until(lambda: broker.hub.viewers == 2)
+        _, viewer = broker.hub.feeds[p.run_id].viewers
+        await until(lambda: viewer.paused)
+        assert viewer.seq < 30  # one part is on its way, one waits; the window holds all sixty items
+        late.take()
+        await say(p, end=True)
+        await asyncio.wait_for(asyncio.gather(first.task, late.task), 5)
+    assert late.seqs == list(range(1, 62))
 
 
 async def test_a_disconnect_detaches_the_viewer_even_in_a_send_that_hangs(gateway: Gateway, broker: Broker):

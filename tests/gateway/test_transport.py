@@ -182,7 +182,8 @@ async def test_a_request_pipelined_during_the_stream(gateway: GatewayProcess, br
         await say(p, 1)
         await stream.upto(1)
         stream.writer.write(behind)
-        await stream.until(lambda frames: frames and frames[-1].event == ":")  # the stream goes on as if nothing had been asked
+        # The stream goes on as if nothing had been asked.
+        await stream.until(lambda frames: frames and frames[-1].event == ":")
         stream.leave()
         await gateway.reads("runcast_viewers", 0)
         last = await Response.open(gateway.port, path(p.run_id))

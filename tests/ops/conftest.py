@@ -20,6 +20,7 @@ import pytest
 
 from broker import api
 from broker.api import Broker
+from broker.errors import StoreError
 from broker.settings import Settings
 from ops.cli import main
 
@@ -165,5 +166,17 @@ def runcast(
 
 @pytest.fixture
 def worker(runcast: Command) -> Process:
-    """A worker on this test's store."""
-    return runcast.start("worker", "--log-level", "warning")
+    """A worker on this test's store, reading its queue."""
+    process = runcast.start("worker", "--log-level", "warning")
+
+    async def reads(b: Broker) -> None:
+        end = time.monotonic() + 30
+        while True:
+            with contextlib.suppress(StoreError):  # no queue yet
+                if await b.store.call(b"XINFO", b"CONSUMERS", b.queue.key, b"workers"):
+                    return
+            assert time.monotonic() < end
+            await asyncio.sleep(0.02)
+
+    runcast.broker(reads)
+    return process

@@ -29,7 +29,7 @@ DEPLOY = ROOT / "deploy"
 
 
 def parses(arguments: list[str]) -> click.Context:
-    """``runcast`` with these arguments, parsed and not run. Raises ``UsageError`` for what the command does not know."""
+    """``runcast`` with these arguments, parsed, not run. Raises ``UsageError`` for what it does not know."""
     context = click.Context(cli)
     command = cli.get_command(context, arguments[0])
     assert command, f"there is no command {arguments[0]}"
@@ -177,11 +177,8 @@ def configured(tmp_path: Path, port: int, upstreams: list[int]) -> Path:
 
 def test_nginx_accepts_the_configuration(nginx: str, tmp_path: Path) -> None:
     for config in (DEPLOY / "nginx.conf", configured(tmp_path, free_port(), [1, 2])):
-        done = subprocess.run(
-            [nginx, "-t", "-q", "-c", str(config), "-g", f"error_log {tmp_path}/error.log;"],
-            capture_output=True,
-            text=True,
-        )
+        command = [nginx, "-t", "-q", "-c", str(config), "-g", f"error_log {tmp_path}/error.log;"]
+        done = subprocess.run(command, capture_output=True, text=True)
         if config == DEPLOY / "nginx.conf" and "Permission denied" in done.stderr:
             continue  # its files belong to root
         assert done.returncode == 0, done.stderr
@@ -235,7 +232,8 @@ class Stream:
 
     def __init__(self, port: int, path: str, *headers: str) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), 20)
-        lines = [f"GET {path} HTTP/1.1", "Host: runcast", "Accept-Encoding: gzip", *headers, "", ""]
+        always = ("Host: runcast", "Accept-Encoding: gzip", "Connection: close")
+        lines = [f"GET {path} HTTP/1.1", *always, *headers, "", ""]
         self._socket.sendall("\r\n".join(lines).encode())
         self.seen = b""
 
@@ -277,7 +275,7 @@ def test_a_stream_passes_the_proxy_unbuffered_and_goes_on_at_the_other_gateway(
             process.end()
             break
     stream.rest()
-    again = Stream(port, "/v1/runs/r1/stream", "Last-Event-ID: r1:1", "Connection: close")
+    again = Stream(port, "/v1/runs/r1/stream", "Last-Event-ID: r1:1")
     publisher.write("".join(lines[1:]))
     assert publisher.end().code == 0
     seen = again.rest()
@@ -288,7 +286,7 @@ def test_a_stream_passes_the_proxy_unbuffered_and_goes_on_at_the_other_gateway(
 
 def process_serves(port: int) -> bool:
     """Whether that gateway has the viewer: its own metrics say so."""
-    stream = Stream(port, "/metrics", "Connection: close")
+    stream = Stream(port, "/metrics")
     found = re.search(rb"^runcast_viewers (\d+)", stream.rest(), re.MULTILINE)
     assert found
     return found[1] == b"1.0" or found[1] == b"1"

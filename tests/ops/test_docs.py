@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -139,3 +140,23 @@ def test_the_runner_of_the_docs_works() -> None:
     names: dict[str, Any] = {}
     exec(compile(found[1], "workers.md", "exec"), names)  # the docs' own code
     assert names["EchoRunner"].name == "echo"
+
+
+def test_the_python_of_the_readme_works(runcast: Command) -> None:
+    found = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert found
+    runcast.imported("r1")
+    program = (
+        found[1].replace("redis://localhost:6379/0", runcast.environment["RUNCAST_REDIS_URL"]).replace("run_…", "r1")
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=runcast.environment, capture_output=True, text=True, check=True, timeout=30
+    )
+    shown = [line.split()[:2] for line in done.stdout.splitlines()]
+    assert shown == [
+        ["1", "message.delta"],
+        ["2", "message.delta"],
+        ["3", "tool.started"],
+        ["4", "tool.completed"],
+        ["6", "final"],
+    ]

@@ -109,6 +109,24 @@ def test_a_watched_run_shows_tools_usage_and_the_end(screen: Screen) -> None:
     ]
 
 
+def test_blank_lines_behind_a_tool_are_not_shown(screen: Screen) -> None:
+    ended = ("tool.completed", {"call_id": "c", "name": "t", "result": "r"})
+    assert (
+        screen.show(Watched(screen.terminal), ended, delta("\n\n"), delta("\nso\n\nit is")) == "✓ t  r\nso\n\nit is\n"
+    )
+
+
+def test_an_answer_that_the_modes_hide_is_not_shown_at_the_end_either(screen: Screen) -> None:
+    assert screen.show(Watched(screen.terminal, answer=False), ("final", FINAL)).startswith("completed")
+
+
+def test_a_duration_is_shown_where_the_beginning_was(screen: Screen) -> None:
+    renderer = Watched(screen.terminal)
+    renderer.feed(Line(5, "message.delta", {"ts": 11.0, "text": "late"}))
+    renderer.feed(Line(6, "final", FINAL))
+    assert screen.out.getvalue() == "late\ncompleted\n"
+
+
 def test_a_watched_run_cannot_reprogram_the_terminal(screen: Screen) -> None:
     evil = "\x1b]0;owned\x07\x9b31m\x00ok"
     tool = {"call_id": "c", "name": evil, "args": {"x": evil}}

@@ -82,7 +82,8 @@ def test_a_child_ends_with_its_parents_pipe(runcast: Command, command: tuple[str
         ready(port_of(process))
     assert process.popen.stdin
     process.popen.stdin.close()
-    assert process.popen.wait(20) == 0
+    # -15: it ended before it had begun to listen to signals.
+    assert process.popen.wait(20) in (0, -signal.SIGTERM)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

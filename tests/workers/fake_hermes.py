@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     elif word == "FLOOD":
         for i in range(20_000):
             say(type="text", text=f"{i} ".ljust(200, "x"))
-        print("all written", file=sys.stderr, flush=True)
+        open(prompt.split()[1], "x").close()
         result("")
     elif word == "NORESULT":
         say(type="text", text="partial")

@@ -91,7 +91,7 @@ async def test_the_longest_argument_arrives_whole(mark: str) -> None:
 
 
 async def test_what_a_command_leaves_behind_ends_with_it(mark: str) -> None:
-    process = await _start(mark, "sh", "-c", f"setsid sh -c \"{STUBBORN}\" & sleep 0.3; exit 0")
+    process = await _start(mark, "sh", "-c", f'setsid sh -c "{STUBBORN}" & sleep 0.3; exit 0')
     assert b"stubborn" in await _all(process)
     assert await process.wait() == 0
     assert not leftovers.marked(mark)

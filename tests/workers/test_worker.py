@@ -14,7 +14,7 @@ import pytest
 
 from broker import api
 from broker.api import Broker, StreamEntry
-from broker.errors import Fenced
+from broker.errors import Fenced, ItemTooBig
 from broker.items import Cancelled, Failed, Final, MessageDelta
 from broker.requests import RunInput, RunRequest
 from broker.settings import Settings
@@ -204,6 +204,29 @@ async def test_an_item_without_json_fails_the_run_that_emitted_it_only(broker: B
         assert entries[-1].fields["code"] == "runner_error"
         other = await _create(broker, "scripted", metadata={"script": "tokens=1"})
         assert (await _follow(broker, other))[-1].type == "final"
+
+
+async def test_an_item_that_the_store_refuses_fails_the_run(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    append = broker.log.append
+
+    async def refusing(*call: Any) -> int:
+        if any(b"poison" in item.data for item in call[4]):
+            raise ItemTooBig("too big, says the store")
+        return await append(*call)
+
+    monkeypatch.setattr(broker.log, "append", refusing)
+
+    async def play(context: RunContext) -> Final:
+        await _say(context, "good ")
+        await asyncio.sleep(0.1)
+        await _say(context, "poison")
+        return Final()
+
+    async with working(broker, play):
+        entries = await _follow(broker, await _create(broker))
+    assert [e.type for e in entries] == ["event", "message.delta", "failed"]
+    assert entries[-1].fields["code"] == "item_too_big"
+    assert "too big, says the store" in entries[-1].fields["message"]
 
 
 async def test_the_fence_comes_before_the_cleanup_and_the_slot_is_kept_until_after_it(broker: Broker) -> None:
@@ -565,7 +588,6 @@ async def test_an_outage_longer_than_the_limit_stops_the_runner(
         redis_server.pause()
         await eventually(lambda: worker.running == 0, 15)
         redis_server.resume()
-
 
 
 async def test_a_request_that_this_version_cannot_read_fails(broker: Broker) -> None:

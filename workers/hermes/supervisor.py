@@ -10,7 +10,7 @@ supervisor are ``s`` as well.
 
 Supervisor → worker, one JSON object a line: ``{"started": pid}`` or ``{"error": "…", "errno": n}``; then
 ``{"exit": code}`` when the command has ended (negative: by that signal); then ``{"clean": killed}`` when no
-descendant is left, with the number of those that had to be killed after the command's own end.
+descendant is left, with the number of those that had to be killed (``stuck``: some cannot be).
 
 If the supervisor itself is killed, the kernel sends SIGTERM to the command, and the worker clears up the rest.
 """
@@ -98,11 +98,11 @@ class Supervisor:
             while self._exit is None:
                 self._wait(selector, wakeup)
                 self._reap()
-                if self._deadline is not None and time.monotonic() >= self._deadline and self._exit is None:
-                    self._kill_all()
-        self._kill_all()
-        self._say({"clean": len(self._killed)})
-        return 0
+                if self._deadline is not None and time.monotonic() >= self._deadline:
+                    break
+        clean = self._kill_all()
+        self._say({"clean" if clean else "stuck": len(self._killed)})
+        return 0 if clean else 1
 
     def _start(self) -> bool:
         parent = os.getpid()
@@ -113,7 +113,8 @@ class Supervisor:
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             self._say({"error": str(error), "errno": getattr(error, "errno", None) or 0})
             return False
-        self._pid = child.pid
+        # Kept: a Popen that is collected reaps its process, and the exit code would be lost to `_reap`.
+        self._child, self._pid = child, child.pid
         self._say({"started": child.pid})
         return True
 
@@ -163,6 +164,9 @@ class Supervisor:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
+                if self._exit is None:  # something else collected it: better an unknown end than none
+                    self._exit = -signal.SIGKILL
+                    self._say({"exit": self._exit})
                 return
             if pid == 0:
                 return
@@ -170,19 +174,20 @@ class Supervisor:
                 self._exit = os.waitstatus_to_exitcode(status)
                 self._say({"exit": self._exit})
 
-    def _kill_all(self) -> None:
+    def _kill_all(self) -> bool:
         """SIGKILL whatever descends, again and again until a look finds nothing: what forks meanwhile is found next."""
         give_up = time.monotonic() + _KILL_LIMIT
         me = os.getpid()
         while time.monotonic() < give_up:
             left = descendants(me)
             if not left and self._exit is not None:
-                return
+                return True
             for pid in left:
                 _send(pid, signal.SIGKILL)
             self._killed.update(left)
             time.sleep(_KILL_PAUSE)
             self._reap()
+        return False
 
     def _say(self, what: dict[str, object]) -> None:
         with contextlib.suppress(OSError):
