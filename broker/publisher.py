@@ -19,7 +19,7 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from broker import metrics
@@ -69,7 +69,7 @@ class _Kept:
     def add(self, batch: list[Encoded]) -> None:
         self._items.extend(batch)
         self.last += len(batch)
-        self._bytes += sum(len(e.data) for e in batch)
+        self._bytes += sum([len(e.data) for e in batch])
         while self._items and (len(self._items) > self._limits[0] or self._bytes > self._limits[1]):
             self._bytes -= len(self._items.popleft().data)
 
@@ -102,6 +102,7 @@ class Publisher:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._log, self._runs, self._settings, self._clock = log, runs, settings, clock
+        self._item_max = settings.item_max_bytes - _TYPE_MAX
         self.run_id, self.owner, self.epoch = run_id, owner, epoch
         self._kept = _Kept(last, settings.resend_items, settings.resend_bytes)
         self._pending: deque[Encoded] = deque()
@@ -142,12 +143,9 @@ class Publisher:
         self._check()
         if isinstance(item, Raw):
             check_type(item.type)
-        fitted = fit(item, self._settings.item_max_bytes - _TYPE_MAX, self._clock())
-        if fitted.split:
-            metrics.SPLIT.inc(fitted.split)
-        if fitted.truncated_bytes:
-            metrics.TRUNCATED_BYTES.inc(fitted.truncated_bytes)
-        self._take(fitted.encoded)
+        ts = self._clock()
+        encoded = encode(item, ts=ts)
+        self._take((encoded,) if len(encoded.data) <= self._item_max else self._fitted(item, ts))
 
     async def flush(self) -> None:
         """Return when everything taken so far is stored."""
@@ -218,15 +216,24 @@ class Publisher:
         if self._sealed:
             raise Sealed(f"run {self.run_id!r} has its fence: nothing is published after it")
 
-    def _take(self, encoded: list[Encoded]) -> None:
-        self._pending.extend(encoded)
-        self._pending_bytes += sum(len(e.data) for e in encoded)
+    def _fitted(self, item: Item | Raw, ts: float) -> Sequence[Encoded]:
+        fitted = fit(item, self._item_max, ts)
+        metrics.SPLIT.inc(fitted.split)
+        metrics.TRUNCATED_BYTES.inc(fitted.truncated_bytes)
+        return fitted.encoded
+
+    def _take(self, encoded: Sequence[Encoded]) -> None:
+        for item in encoded:
+            self._pending.append(item)
+            self._pending_bytes += len(item.data)
         self._sealed = encoded[-1].type in FENCES
         self._start()
         if self._turn and not self._full():
             self._next_turn()
 
     def _start(self) -> None:
+        if self._kick.is_set():
+            return  # the sender has not looked yet, and nothing counts as settled
         self._settled.clear()
         self._kick.set()
         if self._task is None:
@@ -259,15 +266,15 @@ class Publisher:
             self._fail(failure)
 
     def _next_batch(self) -> list[Encoded]:
+        pending = self._pending
         batch: list[Encoded] = []
         size = 0
-        while (
-            self._pending
-            and len(batch) < BATCH_ITEMS
-            and (not batch or size + len(self._pending[0].data) <= BATCH_BYTES)
-        ):
-            size += len(self._pending[0].data)
-            batch.append(self._pending.popleft())
+        while pending and len(batch) < BATCH_ITEMS:
+            size += len(pending[0].data)
+            if batch and size > BATCH_BYTES:
+                size -= len(pending[0].data)
+                break
+            batch.append(pending.popleft())
         self._pending_bytes -= size
         if not self._full():
             self._next_turn()

@@ -7,6 +7,7 @@ Shutdown, in order: the listener closes; every stream ends at a frame boundary w
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -28,6 +29,10 @@ BACKLOG = 4096
 class GatewayServer(uvicorn.Server):
     """uvicorn's server, except that a drain asked for by SIGTERM is a success and not a death by signal."""
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        _settle_collector()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         with super().capture_signals():
@@ -35,6 +40,17 @@ class GatewayServer(uvicorn.Server):
                 yield
             finally:
                 self._captured_signals = [s for s in self._captured_signals if s != signal.SIGTERM]
+
+
+def _settle_collector() -> None:
+    """What is loaded by now lives as long as the process: the garbage collector need not walk it again and again.
+
+    And a range read makes objects by the thousand that die by counting: the default threshold of 700 would look at
+    them several times a read, which took a fifth of a replay.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 class _GatewayProcess(Process):

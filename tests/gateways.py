@@ -137,7 +137,13 @@ class Frame(NamedTuple):
 
 def frames_of(wire: bytes, *, cut: bool = False) -> list[Frame]:
     """Bytes → frames. Fails where anything is no whole frame of the native format; ``cut``: but the last one."""
-    frames, at = [], 0
+    return _scan(wire, cut)[0]
+
+
+def _scan(wire: bytes, cut: bool) -> tuple[list[Frame], int]:
+    """The frames, and where the last one ended."""
+    frames: list[Frame] = []
+    at = 0
     while at < len(wire):
         match = _FRAME.match(wire, at)
         if match is None and cut and b"\n\n" not in wire[at:]:
@@ -151,7 +157,7 @@ def frames_of(wire: bytes, *, cut: bool = False) -> list[Frame]:
             frames.append(Frame("retry", int(match["retry"])))
         else:
             frames.append(Frame(":", match["comment"].decode()))
-    return frames
+    return frames, at
 
 
 class Response:
@@ -229,10 +235,14 @@ class Response:
 
     async def until(self, true: Callable[[list[Frame]], object], timeout: float = 10.0) -> list[Frame]:
         """Read on until what came so far satisfies ``true``. In a chunked body every chunk must be whole frames."""
+        frames, at = _scan(self.wire, not self.chunked)
         async with asyncio.timeout(timeout):
-            while not true(frames := frames_of(self.wire, cut=not self.chunked)):
+            while not true(frames):
                 assert not self.complete, f"it ended with {frames}"
                 await self.part()
+                more, size = _scan(bytes(self._body[at:]), not self.chunked)
+                frames += more
+                at += size
         return frames
 
     async def upto(self, seq: int, timeout: float = 10.0) -> list[Frame]:

@@ -17,7 +17,7 @@ from broker.settings import Settings
 from tests.gateways import GatewayProcess, Response, say, until, writing
 from tests.servers import RedisServer
 
-GRACE = 0.8
+GRACE = 1.2
 
 
 @pytest.fixture(scope="module")

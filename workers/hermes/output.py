@@ -1,6 +1,6 @@
 """Hermes' standard output → items. Pure: bytes in, items out; no clock, no IO.
 
-Three kinds of lines are known (docs/architecture.md, “Hermes”):
+Three kinds of lines are known (docs/workers.md):
 
 - stream-json: ``system/init``, ``text``, ``tool_use``, ``tool_result``, and one ``result`` at the end;
 - the seed dialect: ``{"type": "message.delta", "delta": "…"}``;
