@@ -20,6 +20,8 @@ What is done here and why (docs/architecture.md, “The transport”):
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, cast
 
@@ -56,10 +58,10 @@ class StreamResponse:
     def closed(self) -> bool:
         return self._done or self._cycle.disconnected or self._protocol.transport.is_closing()
 
-    def start(self, headers: Sequence[Header], high_water: int) -> None:
+    def start(self, headers: Sequence[Header], high_water: int, stall_limit: float) -> None:
         """Write the head. From here on the connection's events reach ``viewer``."""
         cycle, protocol = self._cycle, self._protocol
-        protocol.adopt(self, cycle, high_water)
+        protocol.adopt(self, cycle, high_water, stall_limit)
         if protocol.flow.write_paused and self.viewer is not None:
             self.viewer.pause()  # an answer before this one still fills the socket: no second call will say so
         if self.framing is PLAIN:
@@ -166,7 +168,7 @@ class StreamProtocol(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    def adopt(self, stream: StreamResponse, cycle: RequestResponseCycle, high_water: int) -> None:
+    def adopt(self, stream: StreamResponse, cycle: RequestResponseCycle, high_water: int, stall_limit: float) -> None:
         self.stream = stream
         if self.pipeline:
             # These came before the stream began. They go unanswered, and the head says that the connection closes.
@@ -176,6 +178,18 @@ class StreamProtocol(HttpToolsProtocol):
             cycle.keep_alive = False
         self.flow.resume_reading()
         cast(asyncio.WriteTransport, self.transport).set_write_buffer_limits(high=high_water)
+        self._give_up_vanished(stall_limit)
+
+    def _give_up_vanished(self, seconds: float) -> None:
+        """A peer that is gone without a word acknowledges nothing; the kernel alone would wait some 15 minutes."""
+        sock = self.transport.get_extra_info("socket")
+        if (
+            sock is not None
+            and sock.family in (socket.AF_INET, socket.AF_INET6)
+            and hasattr(socket, "TCP_USER_TIMEOUT")
+        ):
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
 
     def release(self, stream: StreamResponse) -> None:
         if self.stream is stream:

@@ -8,6 +8,7 @@ good: it is an empty stream with ``retry:`` (docs/protocol.md, “HTTP”).
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -24,6 +25,7 @@ from broker.errors import BadRequest, RuncastError, StoreUnavailable
 from broker.ids import check_id
 from broker.items import Mode, parse_modes
 from broker.records import FIRST_EPOCH, RunRecord
+from broker.settings import Settings
 from broker.viewer import PLAIN, Viewer
 from gateway.formats import Format, get_format
 from gateway.owner import Owner
@@ -33,6 +35,7 @@ from gateway.transport import EXTENSION, StreamResponse
 __all__ = ["StreamApp"]
 
 Header = tuple[bytes, bytes]
+_log = logging.getLogger("runcast.gateway")
 
 _PREFIX, _SUFFIX = "/v1/runs/", "/stream"
 _FIELDS_MAX = 100
@@ -99,7 +102,12 @@ class StreamApp:
             await _away(request, scope, send, self._retry_ms)
             return
         except RuncastError as error:
-            await render(problem_of(error))(scope, receive, send)
+            problem = problem_of(error)
+            if problem.status < 500:
+                await render(problem)(scope, receive, send)
+                return
+            _log.error("the stream of run %s could not begin: %s", request.run_id, error)
+            await _away(request, scope, send, self._retry_ms)
             return
         final_only = request.modes == Mode.FINAL
         bounds = Bounds(first=first, last=record.last, ended=record.is_ended, final_only=final_only)
@@ -159,7 +167,7 @@ async def _serve(
 
     open_response = scope.get("extensions", {}).get(EXTENSION)
     if open_response is not None:
-        await _through_transport(open_response(), viewer, run, request, broker.settings.high_water)
+        await _through_transport(open_response(), viewer, run, request, broker.settings)
     else:
         await _through_asgi(viewer, run, request, broker.settings.high_water, receive, send)
 
@@ -169,14 +177,14 @@ async def _through_transport(
     viewer: Viewer,
     run: Callable[[], Awaitable[None]],
     request: StreamRequest,
-    high_water: int,
+    settings: Settings,
 ) -> None:
     if response.closed:
         return
     viewer.write, viewer.framing, viewer.abort = response.write, response.framing, response.abort
     viewer.on_finish = response.finish
     response.viewer = viewer
-    response.start(_headers(request), high_water)
+    response.start(_headers(request), settings.high_water, settings.stall_limit)
     try:
         await run()
     finally:
