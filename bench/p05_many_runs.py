@@ -33,7 +33,7 @@ async def run(lab: Lab) -> Result:
         await publish_to_all(broker, records, items, pause)
         seen = await sink.seen()
         cpu, took = gateway.cpu() - before, time.monotonic() - began
-        connections = await _connections(broker)
+        connections = gateway.connections_to(lab.redis.port)
     gateway.stop()
     return _result(seen, runs, items, cpu, took, connections, broker.settings.lanes)
 
@@ -78,14 +78,8 @@ async def publish_to_all(broker: Broker, records: list[RunRecord], items: int, p
 def _append(broker: Broker, record: RunRecord, seq: int, item: Encoded) -> tuple[bytes | str | int, ...]:
     keys, run_id, p = broker.keys, record.run_id, broker.keys.partition(record.run_id)
     names = keys.run(run_id), keys.items(run_id), keys.control(run_id), keys.live(p), keys.bus(p)
-    return ("EVALSHA", SCRIPTS["append"].sha, len(names), *names, run_id, record.owner, record.epoch, seq, item.type, item.data)
-
-
-async def _connections(broker: Broker) -> int:
-    """How many the gateway holds: all that carry the name, without this process's own."""
-    listed: bytes = await broker.store.call("CLIENT", "LIST")
-    stats = broker.store.stats
-    return listed.count(b" name=runcast ") - stats.connections - stats.links
+    args = run_id, record.owner, record.epoch, seq, item.type, item.data
+    return ("EVALSHA", SCRIPTS["append"].sha, len(names), *names, *args)
 
 
 ROW = Row("P5", "1,000 runs × 5 viewers × 10 items/s on one process", run)

@@ -76,6 +76,15 @@ class Process:
         status = Path(f"/proc/{self.pid}/status").read_text()
         return int(status.partition("VmRSS:")[2].split()[0]) * 1024
 
+    def connections_to(self, port: int) -> int:
+        """How many TCP connections to that port of this machine the process holds."""
+        ours = set()
+        for fd in Path(f"/proc/{self.pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                ours.add(os.readlink(fd))
+        lines = [line.split() for line in Path(f"/proc/{self.pid}/net/tcp").read_text().splitlines()[1:]]
+        return sum(line[2].endswith(f":{port:04X}") and f"socket:[{line[9]}]" in ours for line in lines)
+
     def stop(self) -> None:
         if self._popen.poll() is None:
             self._popen.terminate()

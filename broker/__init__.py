@@ -1,7 +1,7 @@
 """The broker: what a run's stream is, and how it is stored, read and fanned out. No HTTP, no Hermes.
 
-    async with broker.open("redis://…") as b:
-        async for entry in b.stream(run_id, modes={"messages"}): ...
+async with broker.open("redis://…") as b:
+    async for entry in b.stream(run_id, modes={"messages"}): ...
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 from broker.compact import compact
 from broker.items import Entry
@@ -21,6 +21,8 @@ PART_BYTES = 64 << 10
 """A viewer is written at most this much (of stored JSON) before its socket is looked at again."""
 
 Render = Callable[[Viewer, Sequence[Entry]], Any]
+_Key: TypeAlias = tuple[str, int, int]
+"""Run, epoch, and the seq that a chunk or a part of it follows."""
 
 
 class Chunk:
@@ -77,36 +79,46 @@ def cut(after: int, entries: Sequence[Entry]) -> Iterator[tuple[int, Sequence[En
 
 
 class ChunkCache:
-    """The most recently used chunks of a process, bounded in bytes of stored JSON."""
+    """The most recently used chunks of a process, bounded in bytes: of stored JSON, and of what holding it costs.
+
+    A chunk is found by the seqs that its parts follow. Parts of compacted chunks may begin elsewhere; a viewer that
+    stands there reads anew.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
-        self._bytes = 0
-        self._chunks: OrderedDict[tuple[str, int, int], Chunk] = OrderedDict()
-        self._by_run: dict[tuple[str, int], list[int]] = {}
+        self._weight = 0
+        self._chunks: OrderedDict[_Key, Chunk] = OrderedDict()
+        self._starts: dict[_Key, _Key] = {}
 
     def find(self, run_id: str, epoch: int, after: int, compacted: bool) -> Chunk | None:
-        for start in self._by_run.get((run_id, epoch), ()):
-            chunk = self._chunks[run_id, epoch, start]
-            if chunk.after <= after < chunk.last and chunk.holds(after, compacted):
-                self._chunks.move_to_end((run_id, epoch, start))
-                return chunk
-        return None
+        key = self._starts.get((run_id, epoch, after))
+        if key is None or not (chunk := self._chunks[key]).holds(after, compacted):
+            return None
+        self._chunks.move_to_end(key)
+        return chunk
 
     def put(self, run_id: str, epoch: int, chunk: Chunk) -> None:
-        self._drop((run_id, epoch, chunk.after))
-        self._chunks[run_id, epoch, chunk.after] = chunk
-        self._by_run.setdefault((run_id, epoch), []).append(chunk.after)
-        self._bytes += chunk.size
-        while self._bytes > self._limit and len(self._chunks) > 1:
+        key = run_id, epoch, chunk.after
+        self._drop(key)
+        self._chunks[key] = chunk
+        for start in chunk.parts(False):
+            self._starts[run_id, epoch, start] = key
+        self._weight += _weight(chunk)
+        while self._weight > self._limit and len(self._chunks) > 1:
             self._drop(next(iter(self._chunks)))
 
-    def _drop(self, key: tuple[str, int, int]) -> None:
+    def _drop(self, key: _Key) -> None:
         chunk = self._chunks.pop(key, None)
         if chunk is None:
             return
-        self._bytes -= chunk.size
-        starts = self._by_run[key[0], key[1]]
-        starts.remove(key[2])
-        if not starts:
-            del self._by_run[key[0], key[1]]
+        self._weight -= _weight(chunk)
+        for start in chunk.parts(False):
+            place = key[0], key[1], start
+            if self._starts.get(place) == key:  # another chunk may have a part there too
+                del self._starts[place]
+
+
+def _weight(chunk: Chunk) -> int:
+    """The data, its rendering, and the objects around them."""
+    return 2 * chunk.size + 128 * len(chunk.entries) + 1024

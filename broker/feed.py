@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker import metrics
 from broker.chunks import Chunk, cut
 from broker.errors import RunNotFound, StoreUnavailable
 from broker.items import FENCES, STATUS_OF_FENCE, Entry, Mode, modes_of
-from broker.log import entries_of
+from broker.log import LogState, entries_of
 from broker.tail import RawEntries, Subscription
 from broker.viewer import Format, Framing, Viewer
 from broker.window import Place, Window, above
 
 if TYPE_CHECKING:
     from broker.hub import Hub
-    from broker.records import RunRecord
 
 __all__ = ["Feed"]
 
@@ -35,7 +34,8 @@ class Group:
 
     def __init__(self, format: Format, modes: Mode, framing: Framing) -> None:
         self.format, self.modes, self.framing = format, modes, framing
-        self.viewers: dict[Viewer, None] = {}
+        self.viewers: dict[Viewer, Callable[[Any], None]] = {}
+        """With what writes to each: a broadcast that touched the viewers themselves would miss the cache for each."""
         self.hidden = 0
         self.hidden_since = 0.0
         self.last_write = time.monotonic()
@@ -45,8 +45,8 @@ class Group:
             return
         self.last_write = time.monotonic()
         framed = self.framing(payload)
-        for viewer in self.viewers:
-            viewer.write(framed)
+        for write in self.viewers.values():
+            write(framed)
 
     def hide(self, count: int) -> None:
         if count and not self.hidden:
@@ -109,12 +109,28 @@ class Feed:
     async def serve(self, viewer: Viewer) -> None:
         """Bring a viewer to the seam, attach it, and again whenever it was demoted, until it is finished."""
         while not viewer.closed:
-            if viewer.live or viewer.paused:
+            await self.settle(viewer)
+            if not viewer.closed:
                 await viewer.signalled()
-            elif not self.attach(viewer):
+
+    async def settle(self, viewer: Viewer) -> None:
+        """Bring a viewer to the seam and attach it. Returns when it is live, or paused, or finished."""
+        while not (viewer.live or viewer.paused or viewer.closed):
+            if not self.attach(viewer):
                 await self._catch_up(viewer)
 
     # The seam.
+
+    def state(self, after: int | None) -> LogState | None:
+        """How the log stands, from memory, where a viewer behind ``after`` (``None``: the present end) needs to know
+        no more than this process has seen. ``None``: ask the log."""
+        window = self.window
+        if not self.following or self._suspect is not None:
+            return None
+        if after is not None and window.place(after) is not Place.INSIDE:
+            return None
+        size = self._average * (window.seq - window.first + 1)
+        return LogState("running", self.epoch, 0, window.first, window.seq, size)
 
     def attach(self, viewer: Viewer) -> bool:
         """Make a viewer live in this step, if the window holds its seq. False: it must read the log first."""
@@ -143,7 +159,7 @@ class Feed:
         group = self.groups.get(key)
         if group is None:
             group = self.groups[key] = Group(viewer.format, viewer.modes, viewer.framing)
-        group.viewers[viewer] = None
+        group.viewers[viewer] = viewer.write
         if viewer.hidden > group.hidden:
             group.hide(viewer.hidden - group.hidden)
         viewer.live = True
@@ -228,12 +244,12 @@ class Feed:
         """Retention removed what the tail had not read yet: live viewers are told."""
         requested, earliest, latest = self.window.seq, batch[0].seq, batch[-1].seq
         for group in self.groups.values():
-            metrics.CONTROL_FRAMES.labels("gap").inc(len(group.viewers))
-            group.write(group.format.gap(self.run_id, requested, earliest, latest))
+            if not _is_no_loss(group.modes, earliest, latest):
+                metrics.CONTROL_FRAMES.labels("gap").inc(len(group.viewers))
+                group.write(group.format.gap(self.run_id, requested, earliest, latest))
         for viewer in self.ahead:
             if viewer.seq + 1 < earliest:
-                viewer.send(viewer.format.gap(self.run_id, viewer.seq, earliest, latest))
-                viewer.seq = earliest - 1
+                self._tell_gap(viewer, earliest, latest)
         self.window.restart(earliest - 1)
 
     def _end_all(self) -> None:
@@ -246,7 +262,7 @@ class Feed:
             self._group_write(group, group.format.end(self.run_id, status, fence.seq))
             for viewer in viewers:
                 viewer.finish("end")
-        for viewer in self.viewers:
+        for viewer in list(self.viewers):
             viewer.signal()
 
     # One viewer.
@@ -311,8 +327,9 @@ class Feed:
         return self._render(viewer.format, viewer.modes, entries)
 
     def _tell_gap(self, viewer: Viewer, earliest: int, latest: int) -> None:
-        metrics.CONTROL_FRAMES.labels("gap").inc()
-        viewer.send(viewer.format.gap(self.run_id, viewer.seq, earliest, latest))
+        if not _is_no_loss(viewer.modes, earliest, latest):
+            metrics.CONTROL_FRAMES.labels("gap").inc()
+            viewer.send(viewer.format.gap(self.run_id, viewer.seq, earliest, latest))
         viewer.seq = earliest - 1
 
     async def _read(self, after: int, compacted: bool) -> Chunk:
@@ -344,25 +361,24 @@ class Feed:
 
     async def _explain_nothing(self, viewer: Viewer) -> None:
         """The log has nothing behind a viewer: expired, trimmed, rewound, or the tail is about to bring it."""
-        record, first = await self.hub.log.bounds(self.run_id)
-        if record.epoch != self.epoch or record.last < viewer.seq:
+        log = await self.hub.log.state(self.run_id)
+        if log.epoch != self.epoch or log.last < viewer.seq:
             await self.verify()
-            if record.last < viewer.seq:
+            if log.last < viewer.seq:
                 await viewer.signalled(_SUSPECT_PAUSE)
-        elif first > viewer.seq + 1:
-            self._tell_gap(viewer, first, record.last)
-            if record.is_ended and first > record.last:
+        elif log.first > viewer.seq + 1:
+            self._tell_gap(viewer, log.first, log.last)
+            if log.is_ended and log.first > log.last:
                 # The fence's id is lost with its item; the cursor stops clients that would come back for ever.
                 viewer.send(
-                    viewer.format.cursor(self.run_id, record.last)
-                    + viewer.format.end(self.run_id, record.status, record.last)
+                    viewer.format.cursor(self.run_id, log.last) + viewer.format.end(self.run_id, log.status, log.last)
                 )
                 viewer.finish("end")
-        elif record.is_ended and viewer.seq >= record.last:
-            viewer.send(viewer.format.end(self.run_id, record.status, record.last))
+        elif log.is_ended and viewer.seq >= log.last:
+            viewer.send(viewer.format.end(self.run_id, log.status, log.last))
             viewer.finish("end")
-        elif not self.following and not self.ended and self._suspect is None and not record.is_ended:
-            self.window.restart(record.last)
+        elif not self.following and not self.ended and self._suspect is None and not log.is_ended:
+            self.window.restart(log.last)
             self._follow()
         else:
             await viewer.signalled(_LAG_PAUSE if self._suspect is None else _SUSPECT_PAUSE)
@@ -371,10 +387,10 @@ class Feed:
 
     async def verify(self) -> None:
         """Compare with the log after an interruption. Raises ``StoreUnavailable``, ``RunNotFound``."""
-        record, _ = await self.hub.log.bounds(self.run_id)
-        if record.epoch != self.epoch:
-            self._rewound(record)
-        elif record.last < self.window.seq:
+        log = await self.hub.log.state(self.run_id)
+        if log.epoch != self.epoch:
+            self._rewound(log)
+        elif log.last < self.window.seq:
             # Lost items, and the epoch stands: their publisher may send them again. Until then nothing is sure.
             self._unfollow()
             if self._suspect is None:
@@ -384,24 +400,24 @@ class Feed:
         while True:
             await asyncio.sleep(_SUSPECT_PAUSE)
             try:
-                record, _ = await self.hub.log.bounds(self.run_id)
+                log = await self.hub.log.state(self.run_id)
             except StoreUnavailable:
                 continue
             except RunNotFound:
                 self.abandon("gone")
                 return
-            if record.epoch != self.epoch or record.last >= self.window.seq:
+            if log.epoch != self.epoch or log.last >= self.window.seq:
                 break
         self._suspect = None
-        if record.epoch != self.epoch:
-            self._rewound(record)
+        if log.epoch != self.epoch:
+            self._rewound(log)
         if not self.following and not self.ended:
             self._follow()
 
-    def _rewound(self, record: RunRecord) -> None:
+    def _rewound(self, log: LogState) -> None:
         """The epoch changed: whoever saw items beyond where the log was cut starts again."""
-        base = record.rewound_to if record.epoch == self.epoch + 1 else 0
-        self.epoch = record.epoch
+        base = log.rewound_to if log.epoch == self.epoch + 1 else 0
+        self.epoch = log.epoch
         for viewer in list(self.viewers):
             stands = viewer.seq if not viewer.live or viewer in self.ahead else self.window.seq
             if stands > base and not viewer.closed:
@@ -450,6 +466,11 @@ class Feed:
         for viewer in self._leaving:
             self.detach(viewer)
         self._leaving.clear()
+
+
+def _is_no_loss(modes: Mode, earliest: int, latest: int) -> bool:
+    """Who wants the fence alone misses nothing by what went before it, as long as the log has its end."""
+    return modes == Mode.FINAL and earliest <= latest
 
 
 def _trailing_hidden(entries: Sequence[Entry], modes: Mode) -> int:

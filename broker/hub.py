@@ -12,6 +12,7 @@ dropped in silence; a viewer that takes nothing for ``stall_limit`` seconds is c
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 
@@ -19,14 +20,16 @@ from broker import metrics
 from broker.chunks import ChunkCache
 from broker.errors import RunNotFound
 from broker.feed import Feed
-from broker.log import RunLog
+from broker.log import LogState, RunLog
 from broker.settings import Settings
 from broker.tail import Subscription, Tail
 from broker.viewer import Viewer
 
 __all__ = ["Hub"]
 
-_CACHE_BYTES = 4 << 20
+log = logging.getLogger("runcast.hub")
+
+_CACHE_BYTES = 8 << 20
 
 
 class Hub:
@@ -37,6 +40,8 @@ class Hub:
         self.reads = asyncio.Semaphore(settings.reads_at_once)
         self.chunks = ChunkCache(_CACHE_BYTES)
         self.feeds: dict[str, Feed] = {}
+        self._attended: dict[Viewer, asyncio.Task[None]] = {}
+        """Hosted viewers that catch up, with the tasks that do it."""
         self._draining = False
         self._ticker: asyncio.Task[None] | None = None
         tail.on_reconnect = self._verify
@@ -51,9 +56,58 @@ class Hub:
         ``ended``, ``last``, ``epoch`` and ``average`` (bytes an item) are the run's as just read from the log.
         Cancellation detaches the viewer. Never raises for a store that is away: the viewer waits for its return.
         """
+        feed = self._enter(viewer, ended, last, average, epoch)
+        if feed is None:
+            return
+        try:
+            await feed.serve(viewer)
+        finally:
+            self._leave(viewer)
+
+    def host(self, viewer: Viewer, *, ended: bool, last: int, average: int = 0, epoch: int) -> None:
+        """The same, and returns at once: ``viewer.on_finish`` tells of the end.
+
+        A task lives only while the viewer catches up, so that an idle one costs its connection and little more.
+        """
+        if self._enter(viewer, ended, last, average, epoch) is not None:
+            viewer.hosted = True
+            self.attend(viewer)
+
+    def attend(self, viewer: Viewer) -> None:
+        """Something about a hosted viewer changed, and no task attends to it."""
+        feed = viewer.feed
+        if feed is None or viewer in self._attended:
+            return
+        if viewer.closed:
+            # Not in this step: whoever finished it may be going through the feed's viewers.
+            asyncio.get_running_loop().call_soon(self._leave, viewer)
+        elif not (viewer.live or viewer.paused):
+            task = asyncio.create_task(self._attend(viewer, feed), name=f"viewer of {viewer.run_id}")
+            self._attended[viewer] = task
+
+    async def _attend(self, viewer: Viewer, feed: Feed) -> None:
+        try:
+            await feed.settle(viewer)
+        except Exception:
+            log.exception("a viewer of run %s could not be served", viewer.run_id)
+            viewer.finish("failed")
+            if viewer.abort is not None:
+                viewer.abort()
+        finally:
+            del self._attended[viewer]
+            if viewer.closed:
+                self._leave(viewer)
+
+    def state(self, run_id: str, after: int | None) -> LogState | None:
+        """How a followed run stands, where a viewer behind ``after`` (``None``: its present end) needs no more than
+        this process has seen: then joining costs Redis nothing, however many come back at once."""
+        feed = self.feeds.get(run_id)
+        return None if feed is None else feed.state(after)
+
+    def _enter(self, viewer: Viewer, ended: bool, last: int, average: int, epoch: int) -> Feed | None:
         if self._draining:
             self._send_off(viewer)
-            return
+            return None
         feed = self.feeds.get(viewer.run_id)
         if feed is None:
             feed = self.feeds[viewer.run_id] = Feed(self, viewer.run_id, last=last, average=average, epoch=epoch)
@@ -62,15 +116,18 @@ class Hub:
             self._ticker = asyncio.create_task(self._tick_forever(), name="hub ticker")
         metrics.VIEWERS.inc()
         feed.enter(viewer, follow=not ended)
-        try:
-            await feed.serve(viewer)
-        finally:
-            feed.leave(viewer)
-            metrics.VIEWERS.dec()
-            if not feed.viewers and self.feeds.get(viewer.run_id) is feed:
-                del self.feeds[viewer.run_id]
-                metrics.FEEDS.dec()
-                feed.close()
+        return feed
+
+    def _leave(self, viewer: Viewer) -> None:
+        feed = viewer.feed
+        if feed is None:
+            return
+        feed.leave(viewer)
+        metrics.VIEWERS.dec()
+        if not feed.viewers and self.feeds.get(viewer.run_id) is feed:
+            del self.feeds[viewer.run_id]
+            metrics.FEEDS.dec()
+            feed.close()
 
     @property
     def viewers(self) -> int:
@@ -93,9 +150,10 @@ class Hub:
 
     async def aclose(self) -> None:
         self.drain()
-        if self._ticker is not None:
-            self._ticker.cancel()
-            await asyncio.gather(self._ticker, return_exceptions=True)
+        tasks = [*self._attended.values(), *([self._ticker] if self._ticker is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _tick_forever(self) -> None:
         pause = min(0.5, self.settings.heartbeat / 4, self.settings.cursor_seconds / 4)

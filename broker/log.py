@@ -7,16 +7,18 @@ writes go through ``append.lua``, which checks everything and then writes everyt
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker.errors import Fenced, InvalidItem, ItemTooBig, LogGap, RunNotFound, Sealed, StoreError
 from broker.ids import check_id
 from broker.items import Encoded, Entry
-from broker.records import RunRecord, pairs, parse_record
+from broker.records import ENDED, RunRecord, pairs, parse_record
 from broker.redis import Store
 from broker.scripts import SCRIPTS
 
-__all__ = ["RunLog", "entries_of"]
+__all__ = ["LogState", "RunLog", "entries_of"]
+
+_STATE = (b"status", b"epoch", b"rewound_to", b"first", b"last", b"bytes")
 
 
 def entries_of(raw: Sequence[Any]) -> list[Entry]:
@@ -27,6 +29,26 @@ def entries_of(raw: Sequence[Any]) -> list[Entry]:
     if int(raw[-1][0][:-2]) - first == len(raw) - 1:  # no hole between ascending ids: counting is faster than parsing
         return [Entry(seq, fields[1], fields[3]) for seq, (_, fields) in enumerate(raw, first)]
     return [Entry(int(id_[:-2]), fields[1], fields[3]) for id_, fields in raw]
+
+
+class LogState(NamedTuple):
+    """What a viewer's resume depends on. ``first``: the first kept seq, ``last + 1`` where nothing is kept."""
+
+    status: str
+    epoch: int
+    rewound_to: int
+    first: int
+    last: int
+    bytes: int
+
+    @property
+    def is_ended(self) -> bool:
+        return self.status in ENDED
+
+    @property
+    def average(self) -> int:
+        """Bytes an item, roughly."""
+        return self.bytes // max(self.last - self.first + 1, 1)
 
 
 class RunLog:
@@ -83,6 +105,18 @@ class RunLog:
         key = self.items_key(check_id(run_id))
         raw = await self._store.call(b"XREVRANGE", key, start, b"-", b"COUNT", max(limit, 0))
         return entries_of(raw or ())
+
+    async def state(self, run_id: str) -> LogState:
+        """How a log stands: one round trip whose cost depends neither on the run's length nor on its request.
+
+        Raises ``RunNotFound``.
+        """
+        fields = (b"HMGET", self._keys.run(check_id(run_id)), *_STATE)
+        (status, *numbers), kept = await self._store.pipeline([fields, (b"XLEN", self._keys.items(run_id))])
+        if status is None:
+            raise RunNotFound(run_id)
+        epoch, rewound_to, first, last, size = map(int, numbers)
+        return LogState(status.decode(), epoch, rewound_to, first if kept else last + 1, last, size)
 
     async def bounds(self, run_id: str) -> tuple[RunRecord, int]:
         """The record and the first kept seq (``last + 1`` where nothing is kept), of one moment.

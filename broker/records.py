@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -139,8 +140,17 @@ def _time(fields: Mapping[bytes, bytes], name: bytes) -> float | None:
 
 
 def _json(fields: Mapping[bytes, bytes], name: bytes) -> dict[str, Any] | None:
+    """What an item brought into the record. A worker in another language may have sent what the script lets through and
+    msgspec does not read (bytes that are no UTF-8, ``1e999``): its run must not be unreadable for that."""
     value = fields.get(name)
-    return _object.decode(value) if value else None
+    if not value:
+        return None
+    text = value.decode("utf-8", "replace")
+    try:
+        return _object.decode(text)
+    except msgspec.MsgspecError:
+        found = json.loads(text)
+        return found if isinstance(found, dict) else None
 
 
 _COUNTS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")

@@ -66,6 +66,7 @@ class Viewer:
         "format",
         "framing",
         "hidden",
+        "hosted",
         "last_write",
         "live",
         "modes",
@@ -95,6 +96,8 @@ class Viewer:
         self.on_finish: Callable[[], None] | None = None
         self.feed: Feed | None = None
         self.live = self.paused = self.closed = False
+        self.hosted = False
+        """Nobody waits in ``signalled`` while nothing is to be done: the hub is told of changes (``Hub.host``)."""
         self.paused_at = 0.0
         self.hidden = 0
         self.last_write = time.monotonic()
@@ -132,8 +135,11 @@ class Viewer:
             self.signal()
 
     def signal(self) -> None:
-        if self._signal is not None and not self._signal.done():
-            self._signal.set_result(None)
+        if self._signal is not None:
+            if not self._signal.done():
+                self._signal.set_result(None)
+        elif self.hosted and self.feed is not None:
+            self.feed.hub.attend(self)
 
     async def signalled(self, timeout: float | None = None) -> None:
         """Wait until something about this viewer changed: demoted, drained, reset, finished."""

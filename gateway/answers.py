@@ -175,8 +175,10 @@ def item_page(
     """A page of items; the stored JSON is spliced in as it is."""
     run = run_id.encode()
     items = [b'{"run_id":"%b","seq":%d,"type":"%b",%b' % (run, e.seq, e.type, e.data[1:]) for e in entries]
+    # JSON is UTF-8, and so is what is stored, unless a worker in another language was careless.
+    joined = b",".join(items).decode("utf-8", "replace").encode()
     return b'{"items":[%b],"next":%b,"complete":%b,"first_seq":%d,"last_seq":%d}' % (
-        b",".join(items),
+        joined,
         b"null" if following is None else b"%d" % following,
         b"true" if complete else b"false",
         first_seq,

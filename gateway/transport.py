@@ -12,6 +12,7 @@ What is done here and why (docs/architecture.md, “The transport”):
   in chunks, which such clients cannot read.
 - What the peer sends during a stream is read, so that its end is seen, and left aside; what is no HTTP ends the
   stream, and is not answered into it.
+- A response outlives its application: once a viewer is the hub's, the request's task, scope and cycle are let go.
 - The final chunk is written in the step that detaches the viewer: nothing can slip in behind it.
 - ``shutdown``, which uvicorn calls for each connection once the listener has closed, starts the drain: uvicorn itself
   sends no disconnect to responses that never end.
@@ -25,7 +26,8 @@ import socket
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, cast
 
-from uvicorn._types import ASGISendEvent
+from uvicorn._types import ASGISendEvent, HTTPScope
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.utils import get_client_addr, get_path_with_query_string
 
@@ -37,6 +39,42 @@ EXTENSION = "runcast.connection"
 """Key in ``scope["extensions"]``: a function that opens a ``StreamResponse`` for the request."""
 
 Header = tuple[bytes, bytes]
+
+
+class _Nobody:
+    """An event that nobody waits for."""
+
+    def set(self) -> None: ...
+
+
+class _Flow(FlowControl):
+    """uvicorn's, except that the event, most of its size, is made where somebody waits."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.read_paused = self.write_paused = False
+        self._resumed: asyncio.Event | None = None
+
+    async def drain(self) -> None:
+        if self.write_paused:
+            self._resumed = self._resumed or asyncio.Event()
+            await self._resumed.wait()
+
+    def pause_writing(self) -> None:
+        self.write_paused = True
+
+    def resume_writing(self) -> None:
+        self.write_paused = False
+        if self._resumed is not None:
+            self._resumed.set()
+            self._resumed = None
+
+
+class _Pipeline(list[Any]):
+    """A deque of requests that came too early, in a tenth of its size: there is hardly ever one."""
+
+    def appendleft(self, request: Any) -> None:
+        self.insert(0, request)
 
 
 class StreamResponse:
@@ -107,11 +145,34 @@ class StreamResponse:
         self._cycle.message_event.set()
         self._protocol.transport.abort()
 
+    def detach(self) -> None:
+        """Let the application return while the response goes on: the request's task, scope and cycle are freed.
+
+        That is more than half of what an idle viewer would cost.
+        """
+        if not self._done:
+            cycle, self._cycle = self._cycle, cast(RequestResponseCycle, _Rest(self._protocol, self._cycle))
+            self._protocol.stand_in(self._cycle)
+            cycle.disconnected = True  # so that uvicorn finds nothing wrong with a response that is not complete
+
     def lost(self) -> None:
         self._cycle.disconnected = True
         self._cycle.message_event.set()
         if self.viewer is not None:
             self.viewer.finish("left")
+
+
+class _Rest:
+    """What a connection still needs of uvicorn's cycle once the application has returned."""
+
+    __slots__ = ("disconnected", "keep_alive", "on_response", "response_complete")
+
+    message_event = _Nobody()
+
+    def __init__(self, protocol: StreamProtocol, cycle: RequestResponseCycle) -> None:
+        self.keep_alive, self.disconnected = cycle.keep_alive, cycle.disconnected
+        self.response_complete = False
+        self.on_response = protocol.on_response_complete
 
 
 def _close_delimited(cycle: RequestResponseCycle) -> Callable[[ASGISendEvent], Coroutine[Any, Any, None]]:
@@ -135,11 +196,18 @@ def _close_delimited(cycle: RequestResponseCycle) -> Callable[[ASGISendEvent], C
 class StreamProtocol(HttpToolsProtocol):
     """See the module's text."""
 
+    __slots__ = ("_deaf", "stream")  # beside uvicorn's dict, which two more names would outgrow
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.pipeline = _Pipeline()  # type: ignore[assignment]
         self.stream: StreamResponse | None = None
         self._deaf = False
         """A stream is under way: whatever else the peer sends is read, so that its end is seen, and left aside."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.flow = _Flow(transport)
 
     def on_headers_complete(self) -> None:
         if self.stream is not None:
@@ -159,7 +227,7 @@ class StreamProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self._deaf:
+        if not self._deaf and self.stream is None:
             super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -190,6 +258,11 @@ class StreamProtocol(HttpToolsProtocol):
         ):
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
+
+    def stand_in(self, cycle: RequestResponseCycle) -> None:
+        self.cycle = cycle
+        self.headers = []
+        self.scope = cast(HTTPScope, {})
 
     def release(self, stream: StreamResponse) -> None:
         if self.stream is stream:

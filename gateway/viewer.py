@@ -12,19 +12,20 @@ import logging
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import parse_qs
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from broker.api import Broker
-from broker.cursor import Bounds, Resume, Start, choose, resolve
+from broker.cursor import Bounds, Resume, Start, choose, parse, resolve
 from broker.errors import BadRequest, RuncastError, StoreUnavailable
 from broker.ids import check_id
 from broker.items import Mode, parse_modes
-from broker.records import FIRST_EPOCH, RunRecord
+from broker.log import LogState
+from broker.records import FIRST_EPOCH
 from broker.settings import Settings
 from broker.viewer import PLAIN, Viewer
 from gateway.formats import Format, get_format
@@ -55,6 +56,15 @@ _FLAGS = {
     "off": False,
     "": False,
 }
+
+
+class _Stands(TypedDict):
+    """How the run stands, as ``Hub`` takes it."""
+
+    ended: bool
+    last: int
+    average: int
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +105,7 @@ class StreamApp:
         try:
             broker = self._get_broker()
             async with asyncio.timeout(broker.settings.request_deadline):
-                record, first = await broker.log.bounds(request.run_id)
+                log = _known(broker, request) or await broker.log.state(request.run_id)
                 if request.owns:
                     await Owner.check(broker, request.run_id, request.cancel_token)
         except (StoreUnavailable, TimeoutError):
@@ -110,20 +120,28 @@ class StreamApp:
             await _away(request, scope, send, self._retry_ms)
             return
         final_only = request.modes == Mode.FINAL
-        bounds = Bounds(first=first, last=record.last, ended=record.is_ended, final_only=final_only)
+        bounds = Bounds(first=log.first, last=log.last, ended=log.is_ended, final_only=final_only)
         resume = resolve(request.cursor, request.run_id, bounds, request.start)
         if resume.done:
             await _answer(send, 204, [(b"x-run-id", request.run_id.encode()), (b"cache-control", b"no-store")])
         elif scope["method"] == "HEAD":
             await _answer(send, 200, _headers(request))
         else:
-            await _serve(broker, request, record, bounds, resume, scope, receive, send)
+            await _serve(broker, request, log, bounds, resume, scope, receive, send)
+
+
+def _known(broker: Broker, request: StreamRequest) -> LogState | None:
+    """How the log stands, from the memory of a feed that holds all that this viewer is going to get."""
+    if request.cursor is None:
+        return broker.hub.state(request.run_id, None if request.start is Start.NOW else 0)
+    seq = parse(request.cursor, request.run_id)
+    return broker.hub.state(request.run_id, seq) if isinstance(seq, int) else None
 
 
 async def _serve(
     broker: Broker,
     request: StreamRequest,
-    record: RunRecord,
+    log: LogState,
     bounds: Bounds,
     resume: Resume,
     scope: Scope,
@@ -131,7 +149,7 @@ async def _serve(
     send: Send,
 ) -> None:
     owner = Owner(broker, request.run_id) if request.owns else None
-    opening = _opening(request, record, bounds, resume, broker.settings.retry_ms)
+    opening = _opening(request, log, bounds, resume, broker.settings.retry_ms)
     after = resume.after
     if bounds.final_only:
         after = max(after, bounds.last - 1 if bounds.ended else bounds.last)
@@ -146,45 +164,43 @@ async def _serve(
     expired = bounds.ended and bounds.first > bounds.last
     if expired:
         opening += request.format.cursor(request.run_id, bounds.last)
-        opening += request.format.end(request.run_id, record.status, bounds.last)
+        opening += request.format.end(request.run_id, log.status, bounds.last)
+    stands: _Stands = {"ended": bounds.ended, "last": bounds.last, "average": log.average, "epoch": log.epoch}
 
-    async def run() -> None:
+    def begin() -> bool:
         viewer.send(opening)
         if expired:
             viewer.finish("end")
-        if viewer.closed:
-            return
-        kept = max(bounds.last - bounds.first + 1, 1)
-        if owner is None:
-            await broker.hub.serve(
-                viewer, ended=bounds.ended, last=bounds.last, average=record.bytes // kept, epoch=record.epoch
-            )
-            return
-        async with owner.attached(viewer):
-            await broker.hub.serve(
-                viewer, ended=bounds.ended, last=bounds.last, average=record.bytes // kept, epoch=record.epoch
-            )
+        return not viewer.closed
+
+    async def run() -> None:
+        if begin():
+            async with owner.attached(viewer) if owner is not None else nullcontext():
+                await broker.hub.serve(viewer, **stands)
 
     open_response = scope.get("extensions", {}).get(EXTENSION)
     if open_response is not None:
-        await _through_transport(open_response(), viewer, run, request, broker.settings)
+        response: StreamResponse = open_response()
+        if response.closed:
+            return
+        _connect(response, viewer, request, broker.settings)
+        if owner is not None:
+            await _until_finished(response, viewer, run)
+        elif begin():
+            broker.hub.host(viewer, **stands)
+            response.detach()
     else:
         await _through_asgi(viewer, run, request, broker.settings.high_water, receive, send)
 
 
-async def _through_transport(
-    response: StreamResponse,
-    viewer: Viewer,
-    run: Callable[[], Awaitable[None]],
-    request: StreamRequest,
-    settings: Settings,
-) -> None:
-    if response.closed:
-        return
+def _connect(response: StreamResponse, viewer: Viewer, request: StreamRequest, settings: Settings) -> None:
     viewer.write, viewer.framing, viewer.abort = response.write, response.framing, response.abort
     viewer.on_finish = response.finish
     response.viewer = viewer
     response.start(_headers(request), settings.high_water, settings.stall_limit)
+
+
+async def _until_finished(response: StreamResponse, viewer: Viewer, run: Callable[[], Awaitable[None]]) -> None:
     try:
         await run()
     finally:
@@ -363,12 +379,12 @@ def _headers(request: StreamRequest) -> list[Header]:
     return [*_HEADERS, (b"x-run-id", request.run_id.encode())]
 
 
-def _opening(request: StreamRequest, record: RunRecord, bounds: Bounds, resume: Resume, retry_ms: int) -> bytes:
+def _opening(request: StreamRequest, log: LogState, bounds: Bounds, resume: Resume, retry_ms: int) -> bytes:
     fmt, run_id = request.format, request.run_id
     frames = [fmt.opening(retry_ms)]
     if resume.reset is not None:
         # A cursor ahead of a log whose epoch changed was honest once.
-        reason = "rewound" if resume.reset == "ahead" and record.epoch > FIRST_EPOCH else resume.reset
+        reason = "rewound" if resume.reset == "ahead" and log.epoch > FIRST_EPOCH else resume.reset
         frames.append(fmt.reset(run_id, reason))
     if resume.gap is not None:
         frames.append(fmt.gap(run_id, resume.gap, bounds.first, bounds.last))

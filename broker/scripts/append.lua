@@ -4,8 +4,9 @@
 -- KEYS  1 record   2 items   3 control   4 live   5 bus
 -- ARGV  1 run id   2 owner   3 epoch   4 seq of the first item   then, for each item: t (type), d (JSON)
 --       t matches [a-z_.]{1,64} and is none of end, reset, gap, cursor, open, error.
---       d is one JSON object beginning {"ts": and a number, in seconds; no CR, LF or other control byte in it;
---       no run_id and no seq at its top level, since they are spliced in front of it when it is sent.
+--       d is one JSON object, UTF-8, beginning {"ts": and a number, in seconds; no CR, LF or other control byte in
+--       it; no run_id and no seq at its top level, since they are spliced in front of it when it is sent.
+--       U+0085, U+2028 and U+2029 in it are stored escaped: many clients take them for the end of a line.
 --       final, failed and cancelled are fences: one, as the last item of the run, and so of its batch.
 -- Reply, in the order of the checks:
 --       {"NOTFOUND"}                     no such run
@@ -51,10 +52,29 @@ local item_max, max_items, max_bytes, run_ttl, record_ttl, bus_max =
   string.match(record[7], '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
 item_max, max_items, max_bytes = tonumber(item_max), tonumber(max_items), tonumber(max_bytes)
 local find, decode = string.find, cjson.decode
+-- Most items are text deltas without an escape in them. What this matches is a JSON object of the right form, which
+-- need not be decoded to know it; that spares a third of the checking. (\194 and \226 begin what LINE_ENDS has.)
+local PLAIN_DELTA = '^{"ts":[1-9]%d*%.%d+,"component_id":"[%w_:.-]*","round":[1-9]?%d,"index":[1-9]?%d,' ..
+  '"text":"[^"\\%c\194\226]*"}$'
+
+local LINE_ENDS = { ['\194\133'] = '\\u0085', ['\226\128\168'] = '\\u2028', ['\226\128\169'] = '\\u2029' }
+local function one_line(d)
+  for character, escape in pairs(LINE_ENDS) do
+    if find(d, character, 1, true) then
+      d = string.gsub(d, character, escape)
+    end
+  end
+  return d
+end
+
 local from = 5 + 2 * (last + 1 - first)
 local added = 0
+local odd = {} -- place of d → how it is stored, for all but plain deltas
 for i = from, #ARGV, 2 do
-  local size = #ARGV[i] + #ARGV[i + 1]
+  if not find(ARGV[i + 1], PLAIN_DELTA) then
+    odd[i + 1] = one_line(ARGV[i + 1])
+  end
+  local size = #ARGV[i] + #(odd[i + 1] or ARGV[i + 1])
   if size > item_max then
     return { 'TOOBIG', first + (i - 5) / 2, size, item_max }
   end
@@ -63,10 +83,6 @@ end
 
 local FENCES = { final = 'completed', failed = 'failed', cancelled = 'cancelled' }
 local CONTROL = { ['end'] = true, reset = true, gap = true, cursor = true, open = true, error = true }
--- Most items are text deltas without an escape in them. What this matches is a JSON object of the right form, which
--- need not be decoded to know it; that spares a third of the checking.
-local PLAIN_DELTA = '^{"ts":[1-9]%d*%.%d+,"component_id":"[%w_:.-]*","round":[1-9]?%d,"index":[1-9]?%d,' ..
-  '"text":"[^"\\%c]*"}$'
 
 local function wrong_type(t, is_last)
   if #t > 64 or not find(t, '^[a-z_.]+$') then
@@ -99,7 +115,7 @@ local function first_fault()
   local known = {}
   for i = from, #ARGV, 2 do
     local t, d = ARGV[i], ARGV[i + 1]
-    local reason = (not known[t] and wrong_type(t, i + 1 == #ARGV)) or (not find(d, PLAIN_DELTA) and wrong_object(d))
+    local reason = (not known[t] and wrong_type(t, i + 1 == #ARGV)) or (odd[i + 1] and wrong_object(d))
     if reason then
       return { 'BADITEM', first + (i - 5) / 2, reason }
     end
@@ -132,7 +148,7 @@ local now = time[1] .. '.' .. string.format('%06d', time[2])
 local call, seq = redis.call, last
 for i = from, #ARGV, 2 do
   seq = seq + 1
-  call('XADD', KEYS[2], seq .. '-0', 't', ARGV[i], 'd', ARGV[i + 1])
+  call('XADD', KEYS[2], seq .. '-0', 't', ARGV[i], 'd', odd[i + 1] or ARGV[i + 1])
 end
 
 -- Retention: exact, at the head; the newest item always stays. `bytes` counts t and d of what is kept.
@@ -169,7 +185,7 @@ local fence = ARGV[#ARGV - 1]
 local status = FENCES[fence]
 if status then
   call('HSET', KEYS[1], 'status', status, 'ended', now,
-    'outcome', '{"type":"' .. fence .. '","seq":' .. last_text .. ',"item":' .. ARGV[#ARGV] .. '}')
+    'outcome', '{"type":"' .. fence .. '","seq":' .. last_text .. ',"item":' .. (odd[#ARGV] or ARGV[#ARGV]) .. '}')
   -- The items never outlive their record: without it they could not be told from a later run's.
   call('PEXPIRE', KEYS[2], math.min(tonumber(run_ttl), tonumber(record_ttl)))
   call('PEXPIRE', KEYS[1], record_ttl)

@@ -232,8 +232,9 @@ class TestCancellation:
             assert store.stats.in_use == store.stats.waiting == 0
         assert await _echoes(store, namespace, 1)
 
-    async def test_whoever_waits_is_not_overtaken_for_ever(self, store: Store) -> None:
+    async def test_whoever_waits_is_not_overtaken_for_ever(self, redis7: RedisServer) -> None:
         """Twice as many callers as connections, each asking again at once."""
+        store = await Store.connect(redis7.url, _settings())
         done = [0] * 6
 
         async def ask(n: int) -> None:
@@ -243,6 +244,7 @@ class TestCancellation:
 
         await asyncio.gather(*(ask(n) for n in range(6)))
         assert max(done) <= 60
+        await store.aclose()
 
 
 def test_it_is_the_same_on_uvloop(redis7: RedisServer, redis7_tls: RedisServer, embedded_dir: Path) -> None:

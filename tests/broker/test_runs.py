@@ -24,7 +24,7 @@ from broker.errors import (
     StoreUnavailable,
 )
 from broker.ids import IdMaker
-from broker.items import Cancelled, decode
+from broker.items import Cancelled, Encoded, decode
 from broker.redis import Store
 from broker.requests import RunInput, RunRequest, parse_request
 from tests.broker.registry import FENCE, Registry, delta, request
@@ -451,3 +451,17 @@ async def test_a_broken_record_does_not_hide_the_other_runs(registry: Registry) 
     await registry.store.call("HDEL", registry.keys.run(bad.run_id), "request")
     records, _ = await registry.runs.list()
     assert [r.run_id for r in records] == [good.run_id]
+
+
+@pytest.mark.parametrize("odd", [b'"\xff\xe2("', b"1e999"])
+async def test_what_a_careless_worker_sent_leaves_its_run_readable_and_endable(registry: Registry, odd: bytes) -> None:
+    if registry.store.url.startswith("memory:"):
+        pytest.skip("the stand-in's JSON is Python's, which takes neither")
+    run = await registry.running()
+    data = b'{"ts":1.5,"total":{"input_tokens":%b}}' % odd
+    sent = [Encoded("usage", data), Encoded("message.delta", b'{"ts":1.5,"text":%b}' % odd)]
+    await registry.log.append(run.run_id, "me", 1, 1, sent)
+    record = await registry.runs.get(run.run_id)
+    assert record.usage is not None
+    assert await registry.runs.takeover(record) == "failed"
+    assert (await registry.runs.get(run.run_id)).status == "failed"

@@ -221,6 +221,7 @@ BAD_ITEMS = [
     ("x", b'{"ts":1,"a":"\t"}'),
     ("x", b'{"ts":1,"a":"\0"}'),
     ("x", b'{"ts":1,"a":"\\x"}'),
+    ("x", b'{"ts":1,"a":"\\\xe2\x80\xa8"}'),
     ("x", b'{"ts":1,"seq":5}'),
     ("x", b'{"ts":1,"run_id":"other"}'),
     ("message.delta", b'{"ts":1.5,"component_id":"agent","round":1,"index":0,"text":"a"b"}'),
@@ -255,11 +256,24 @@ GOOD_DATA = [
     b'{"ts":0}',
     b'{"ts":1.5,"component_id":"agent","round":1,"index":0,"text":""}',
     b'{"ts":1.5,"component_id":"agent","round":10,"index":11,"text":"\\n \xe2\x82\xac \\" \\\\"}',
-    '{"ts":1,"a":"\u2028 é 😀 \x7f","b":[1,{"c":null}],"d":true}'.encode(),
+    '{"ts":1,"a":"߿ࠀ퟿\ue000\uffff é 😀 \U0010ffff \x7f","b":[1,{"c":null}],"d":true}'.encode(),
     b'{"ts":1,"a":"\\u0000 \\ud83d\\ude00"}',
     b'{"ts":1,"a":{"seq":1,"run_id":"x"},"n":9007199254740993}',
     b'{"ts":1,"a":"NaN Infinity 0x1"}',
 ]
+
+
+async def test_append_stores_what_clients_take_for_line_ends_escaped(registry: Registry) -> None:
+    await claimed(registry)
+    data = '{"ts":1,"a":"\u2028a\u2029b\u0085\u2027é"}'.encode()
+    final = '{"ts":2,"message":null,"b":"\u2028"}'.encode()
+    assert await append(registry, 1, ("x", data), ("final", final)) == [b"OK", 2]
+    stored = [fields[3] for _, fields in await registry.stored("r")]
+    assert len(b"".join(stored).decode().splitlines()) == 1
+    assert [json.loads(d) for d in stored] == [json.loads(data), json.loads(final)]
+    kept = await record(registry)
+    assert len(kept["outcome"].splitlines()) == 1
+    assert int(kept["bytes"]) == sum(len(t) + len(d) for (_, (_, t, _, d)) in await registry.stored("r"))
 
 
 @pytest.mark.parametrize("data", GOOD_DATA)
