@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -221,6 +222,11 @@ class Feed:
             if not group.modes & Mode.EVENTS:
                 payload = self._account(group, batch, payload)
             group.write(payload)
+        if self.ahead:
+            self._reach(batch)
+
+    def _reach(self, batch: Sequence[Entry]) -> None:
+        """Viewers that resumed ahead of the tail, and that it has reached now, join the others."""
         for viewer in [v for v in self.ahead if v.seq < batch[-1].seq]:
             del self.ahead[viewer]
             viewer.live = False
@@ -389,7 +395,7 @@ class Feed:
         """Compare with the log after an interruption. Raises ``StoreUnavailable``, ``RunNotFound``."""
         log = await self.hub.log.state(self.run_id)
         if log.epoch != self.epoch:
-            self._rewound(log)
+            await self._change_epoch(log)
         elif log.last < self.window.seq:
             # Lost items, and the epoch stands: their publisher may send them again. Until then nothing is sure.
             self._unfollow()
@@ -397,22 +403,31 @@ class Feed:
                 self._suspect = asyncio.create_task(self._await_publisher())
 
     async def _await_publisher(self) -> None:
+        """Ends when the lost items are there again, or given up by a new epoch."""
         while True:
             await asyncio.sleep(_SUSPECT_PAUSE)
-            try:
-                log = await self.hub.log.state(self.run_id)
-            except StoreUnavailable:
-                continue
-            except RunNotFound:
-                self.abandon("gone")
-                return
-            if log.epoch != self.epoch or log.last >= self.window.seq:
+            with contextlib.suppress(StoreUnavailable):
+                try:
+                    log = await self.hub.log.state(self.run_id)
+                    if log.epoch != self.epoch:
+                        await self._change_epoch(log)
+                    elif log.last < self.window.seq:
+                        continue
+                except RunNotFound:
+                    self.abandon("gone")
+                    return
                 break
         self._suspect = None
-        if log.epoch != self.epoch:
-            self._rewound(log)
         if not self.following and not self.ended:
             self._follow()
+
+    async def _change_epoch(self, log: LogState) -> None:
+        """A takeover changes the epoch of a log that lost nothing: what was seen here decides, not the number."""
+        newest = self.window.newest
+        if newest is not None and await self.hub.log.read(self.run_id, newest.seq - 1, limit=1) == [newest]:
+            self.epoch = log.epoch
+        else:
+            self._rewound(log)
 
     def _rewound(self, log: LogState) -> None:
         """The epoch changed: whoever saw items beyond where the log was cut starts again."""

@@ -228,7 +228,7 @@ class _Lane:
                 self._wake_id = entries[-1][0]
                 continue
             fullest = max(fullest, len(entries))
-            size += sum(len(f[-1]) for _, f in entries)
+            size += sum([len(fields[-1]) for _, fields in entries])
             subscription = self.streams.get(key)
             if subscription is None or subscription in self.fresh:
                 continue

@@ -58,6 +58,11 @@ class Window:
         """The first seq held, ``seq + 1`` where nothing is held."""
         return self.seq - len(self._entries) + 1
 
+    @property
+    def newest(self) -> Entry | None:
+        """The entry at ``seq``, where it is held."""
+        return self._entries[-1] if self._entries else None
+
     def place(self, after: int) -> Place:
         if after > self.seq:
             return Place.AHEAD

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from broker.api import Broker, StreamEntry
@@ -312,6 +313,26 @@ async def test_a_rewound_log_resets_those_beyond_its_end_and_nobody_else(b: Brok
         for s in (beyond, before):
             s.viewer.finish("left")
         await asyncio.gather(*tasks)
+
+
+async def test_a_takeover_that_lost_nothing_resets_nobody(b: Broker):
+    record, _ = await b.runs.create(msgspec.structs.replace(REQUEST, on_worker_lost="retry"), enqueue=False)
+    first = await b.runs.claim(record.run_id, record.attempt, "first")
+    s = Socket(b, record.run_id)
+    task = serve(b, s)
+    async with b.publisher(first) as p:
+        await publish(p, 5)
+    assert await b.runs.takeover(await b.runs.get(record.run_id)) == "queued"
+    second = await b.runs.claim(record.run_id, 2, "second")
+    assert second.epoch > first.epoch
+    async with b.publisher(second) as p:
+        await publish(p, 5, start=6)
+        await until(lambda: s.ids == list(range(1, 11)))
+        await b.hub.feeds[record.run_id].verify()
+        await p.seal(Final())
+        await task
+    assert b"event: reset" not in s.got
+    assert s.ids == list(range(1, 12))
 
 
 async def test_drain_ends_every_stream_at_a_frame_with_a_jittered_retry(b: Broker):

@@ -1,4 +1,4 @@
-"""Workers that die, replies that are lost, cancels during an outage, ends without an outcome: cases 4, 8, 11, 14, 18."""
+"""Workers that die, replies that are lost, cancels in an outage, ends without an outcome: cases 4, 8, 11, 14 and 18."""
 
 from __future__ import annotations
 
