@@ -18,7 +18,7 @@ _LIMIT = 1.3
 
 async def run(lab: Lab) -> Result:
     result = Result()
-    turns = lab.size(3, 1)
+    turns = lab.size(5, 1)
     await _viewers(lab, result, turns)
     await _runs(lab, result, turns)
     await _length(lab, result, turns)
@@ -69,7 +69,7 @@ async def _length(lab: Lab, result: Result, turns: int) -> None:
 
 async def _resume(lab: Lab, gateway: Process, run_id: str, last: int, result: Result) -> float:
     """Microseconds a resume, each at a place of its own, so that none finds what another one read."""
-    count = lab.size(500, 20)
+    count = lab.size(1_000, 20)
     before = gateway.cpu() + lab.redis.cpu()
     paths = [lab.path(run_id, cursor=f"{run_id}:{last - 2 - n % 400 % last}") for n in range(count)]
     async with Sink(Spec(gateway.port, paths, None)) as sink:

@@ -114,7 +114,12 @@ async def test_case_09_idle_viewers_cost_the_writer_and_redis_nothing_and_outlas
     await asyncio.to_thread(gateway.start)
     rng = random.Random(9)
     try:
-        async with api.open(settings=settings) as broker, writing(broker) as idle, writing(broker) as busy:
+        async with (
+            api.open(settings=settings) as broker,
+            writing(broker) as idle,
+            writing(broker) as busy,
+            beating(broker, idle, busy),
+        ):
             alone = await latency(busy)
             viewers = [await opened(gateway, idle.run_id, None, rng.choice(["", "modes=messages"])) for _ in range(200)]
             await gateway.reads("runcast_viewers", 200)
@@ -148,6 +153,21 @@ async def test_case_09_idle_viewers_cost_the_writer_and_redis_nothing_and_outlas
     finally:
         gateway.kill()
     assert "Traceback" not in gateway.log
+
+
+@asynccontextmanager
+async def beating(broker: Broker, *publishers: Publisher) -> AsyncIterator[None]:
+    """What their worker does while it has nothing to say."""
+
+    async def beat() -> None:
+        while True:
+            for p in publishers:
+                await broker.runs.beat(p.run_id, p.owner, p.epoch)
+            await asyncio.sleep(3)
+
+    task = asyncio.create_task(beat())
+    yield
+    task.cancel()
 
 
 async def asked(gateway: GatewayProcess, run_id: str) -> bool:

@@ -50,6 +50,7 @@ def test_an_empty_reply_is_a_failure_though_the_exit_code_is_0(records: tuple[ob
     assert failure is not None
     assert (failure.code, failure.retryable) == ("empty_reply", True)
     assert failure.message
+    assert "explainer" not in failure.message
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,10 @@ def _of_result(seen: OutputParser, stderr: str) -> Failure | None:
     if result.exit_code == 0:
         if seen.answered and not is_no_reply(result):
             return None
-        return Failure("empty_reply", result.text.strip() or "Hermes ended well, but the model gave no text", True)
+        notice = result.text.strip()
+        # A build without its catalogs prints the bare keys of the notice, which tell nobody anything.
+        told = notice and not notice.startswith("explainer.")
+        return Failure("empty_reply", notice if told else "Hermes ended well, but the model gave no text", True)
     if result.exit_code == 130:
         return Failure("interrupted", result.error or "Hermes was interrupted", True)
     if _NO_SESSION.search(stderr):
