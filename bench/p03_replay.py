@@ -53,7 +53,7 @@ async def _replay(lab: Lab, ids: list[str], frames: int, result: Result) -> floa
 async def _read_raw(lab: Lab, ids: list[str]) -> float:
     broker = await lab.broker()
     connection = redis.asyncio.Connection(port=lab.redis.port, protocol=2)
-    await connection.connect()
+    await connection.connect()  # type: ignore[no-untyped-call]
     began = time.process_time()
     for run_id in ids:
         after = 0

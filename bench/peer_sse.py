@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from fastapi import FastAPI
-from sse_starlette import EventSourceResponse
+from sse_starlette import EventSourceResponse  # type: ignore[import-not-found]
 
 app = FastAPI()
 

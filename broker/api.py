@@ -22,6 +22,7 @@ from broker.cursor import Bounds, format_cursor, resolve
 from broker.hub import Hub
 from broker.items import Entry, Mode, Raw, StreamItem, decode, modes_of, parse_modes
 from broker.log import RunLog
+from broker.owners import Owners
 from broker.publisher import Publisher
 from broker.queue import Queue
 from broker.records import FIRST_EPOCH, RunRecord
@@ -79,6 +80,7 @@ class Broker:
         self.queue = Queue(store)
         self.bus = Bus(store)
         self.runs = Runs(store, self.log, self.bus, self.queue)
+        self.owners = Owners(store)
         self.sweeper = Sweeper(self.runs)
         self.tail = Tail(store, settings)
         self.hub = Hub(self.log, self.tail, settings)

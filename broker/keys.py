@@ -41,6 +41,9 @@ class Keys:
     def control(self, run_id: str) -> bytes:
         return self.run(run_id) + b":control"
 
+    def owners(self, run_id: str) -> bytes:
+        return self.run(run_id) + b":owners"
+
     def live(self, partition: int) -> bytes:
         return self._tag(partition) + b"live"
 

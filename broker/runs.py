@@ -9,7 +9,7 @@ import hashlib
 import hmac
 import logging
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from broker.bus import Bus
 from broker.errors import (
@@ -35,7 +35,7 @@ from broker.requests import RunRequest
 from broker.scripts import SCRIPTS
 from broker.settings import Settings
 
-__all__ = ["Beat", "Owners", "Page", "RunRecord", "Runs"]
+__all__ = ["Beat", "Page", "RunRecord", "Runs"]
 
 Page: TypeAlias = tuple[list[RunRecord], str | None]
 """Records, newest first, and the token of the page that follows."""
@@ -48,13 +48,6 @@ _REFUSALS = {
     b"claimed": "somebody else claimed it",
     b"attempt": "that attempt is over",
 }
-
-
-class Owners(NamedTuple):
-    """How many viewers that own a run are attached, and how many ever came."""
-
-    attached: int
-    arrivals: int
 
 
 class Runs:
@@ -187,17 +180,6 @@ class Runs:
         """Whether ``token`` is that run's; compared in constant time. The run need not exist."""
         expected = await self.cancel_token(run_id)
         return hmac.compare_digest(expected.encode(), token.encode("utf-8", "replace"))
-
-    async def count_owner(self, run_id: str, step: int) -> Owners:
-        """Add ``step`` (1: one came, -1: one left, 0: to look) to the run's attached owners; returns the counts then.
-
-        Not repeatable: after ``StoreUnavailable`` it may have been counted. Raises ``RunNotFound``.
-        """
-        key = self._keys.run(check_id(run_id))
-        if not await self.store.call(b"HEXISTS", key, b"status"):
-            raise RunNotFound(run_id)
-        counted = [(b"HINCRBY", key, b"attached", step), (b"HINCRBY", key, b"arrivals", max(step, 0))]
-        return Owners(*(int(n) for n in await self.store.pipeline(counted, atomic=True)))
 
     async def claim(self, run_id: str, attempt: int, owner: str) -> RunRecord:
         """Make ``owner`` (a token of this claim alone) the run's owner; returns the record of that moment.

@@ -285,6 +285,20 @@ async def test_other_methods_are_refused(gateway: GatewayProcess, broker: Broker
         assert json.loads(await response.body())["code"] == "method_not_allowed"
 
 
+async def test_a_run_that_cannot_be_read_is_no_5xx_to_a_stream(
+    settings: Settings, broker: Broker, tmp_path_factory: pytest.TempPathFactory
+):
+    """A 5xx would end an EventSource for good. On a gateway of its own, whose log may have the error."""
+    process = GatewayProcess(settings, tmp_path_factory.mktemp("gateway")).start()
+    try:
+        await broker.store.call("SET", broker.keys.run("run_broken"), "no hash")
+        stream = await whole(process, path("run_broken"))
+        assert (stream.status, [f.event for f in stream.frames]) == (200, [":", "retry"])
+        assert "run_broken" in process.log
+    finally:
+        process.kill()
+
+
 # Modes.
 
 
