@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+from statistics import median
 
 from bench.lab import Lab, paced
 from bench.processes import Process
@@ -25,20 +26,26 @@ async def run(lab: Lab) -> Result:
     result = Result()
     items = lab.size(3_932, 400)
     gateway = lab.new_gateway()
-    lab.tell("healthy viewers alone")
-    alone, _ = await _publish(lab, gateway, items, slow=0, result=result)
-    before = gateway.rss()
-    lab.tell(f"with {_SLOW} viewers that never read")
-    beside, grown = await _publish(lab, gateway, items, slow=_SLOW, result=result, before=before)
+    alone, beside, grown = [], [], 0
+    for turn in range(lab.size(3, 1)):
+        lab.tell("healthy viewers alone")
+        seen, _ = await _publish(lab, gateway, items, slow=0, result=result)
+        alone.append(seen.quantile(0.99))
+        before = gateway.rss()
+        lab.tell(f"with {_SLOW} viewers that never read")
+        seen, more = await _publish(lab, gateway, items, slow=_SLOW, result=result, before=before)
+        beside.append(seen.quantile(0.99))
+        grown = grown if turn else more  # later turns find what the first has grown by
     allowed = _SLOW * Settings.model_fields["high_water"].default + 16 * _MIB
     result.figures |= {
         "published MiB": round(items * len(_TEXT) / _MIB, 1),
         "grown MiB": round(grown / _MIB, 1),
-        "p99 ms alone": round(alone.quantile(0.99) * 1e3, 1),
-        "p99 ms beside": round(beside.quantile(0.99) * 1e3, 1),
+        "p99 ms alone": round(median(alone) * 1e3, 1),
+        "p99 ms beside": round(median(beside) * 1e3, 1),
     }
     result.check("memory grew by at most viewers × high water + 16 MiB", grown <= allowed)
-    result.at_most("healthy p99 / without the slow ones", beside.quantile(0.99) / alone.quantile(0.99), 1.5)
+    ratios = [b / a for a, b in zip(alone, beside, strict=True)]
+    result.at_most("healthy p99 / without the slow ones", median(ratios), 1.5)
     gateway.stop()
     return result
 

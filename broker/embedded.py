@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from broker import keeper
-from broker.errors import StoreError, StoreUnavailable
+from broker.errors import DataDirUnusable, StoreError, StoreUnavailable
 
 __all__ = ["Attachment", "DataDirUnusable", "EmbeddedUnsupported", "Pids", "attach", "attach_now"]
 
@@ -33,12 +33,6 @@ class EmbeddedUnsupported(StoreError):
     """There is no server for this platform: set RUNCAST_REDIS_URL, or use ``memory:``."""
 
     code = "embedded_unsupported"
-
-
-class DataDirUnusable(StoreError):
-    """The data directory cannot be made, written or locked."""
-
-    code = "data_dir_unusable"
 
 
 class Pids(NamedTuple):
@@ -90,8 +84,9 @@ class Attachment:
             self.address = self._address()
         except OSError as error:
             self.close()
+            why = "it is no directory" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
             raise DataDirUnusable(
-                f"the data directory {directory} cannot be used ({error.strerror}): set RUNCAST_DATA_DIR to a "
+                f"the data directory {directory} cannot be used ({why}): set RUNCAST_DATA_DIR to a "
                 "directory that this user may write"
             ) from None
 

@@ -13,8 +13,10 @@
     ├── Sealed                the run has its fence
     ├── LogGap                the log ends before the items that were to follow
     ├── LogRewound            the log lost items that cannot be sent again
-    └── StoreUnavailable      Redis did not answer, or answers that it cannot serve now
-        └── OutageTooLong     the publisher gave up
+    ├── StoreUnavailable      Redis did not answer, or answers that it cannot serve now
+    │   └── OutageTooLong     the publisher gave up
+    └── StoreError            Redis, or what it stands on, is at fault
+        └── DataDirUnusable
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ __all__ = [
     "BadRequest",
     "ClaimRefused",
     "Conflict",
+    "DataDirUnusable",
     "Fenced",
     "IdempotencyConflict",
     "InvalidId",
@@ -170,3 +173,9 @@ class StoreError(RuncastError):
     """Redis answered with an error that is a fault of ours or of its configuration."""
 
     code = "store_error"
+
+
+class DataDirUnusable(StoreError):
+    """The data directory of the embedded server cannot be made, written or locked."""
+
+    code = "data_dir_unusable"

@@ -74,7 +74,7 @@ CONTROL_EVENTS = frozenset({"end", "reset", "gap", "cursor", "open", "error"})
 """Names that no item may have: control frames of the wire, and ``error``, which EventSource uses itself."""
 
 
-class Item(msgspec.Struct, kw_only=True, frozen=True, tag_field="type"):
+class Item(msgspec.Struct, kw_only=True, frozen=True, tag_field="type", repr_omit_defaults=True):
     """Base of all items. ``ts`` (seconds since the epoch) is 0 until the publisher stamps it."""
 
     MODES: ClassVar[Mode] = Mode.EVENTS

@@ -1,5 +1,7 @@
 """Settings: one frozen object, read once from the environment (``RUNCAST_…``). Nothing else reads it.
 
+An empty variable counts as one that is not set.
+
 Durations are seconds, sizes are bytes unless the name says otherwise.
 """
 
@@ -22,7 +24,7 @@ def _default_data_dir() -> Path:
 class Settings(BaseSettings):
     """Everything that an operator can set. ``RUNCAST_RUN_TTL=3600`` sets ``run_ttl``."""
 
-    model_config = SettingsConfigDict(env_prefix="RUNCAST_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="RUNCAST_", env_ignore_empty=True, frozen=True, extra="ignore")
 
     # The store.
     redis_url: str = "embedded:"

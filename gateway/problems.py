@@ -68,6 +68,7 @@ PROBLEMS: dict[str, Kind] = {
     "store_unavailable": Kind(503, "The store does not answer"),
     "outage_too_long": Kind(503, "The store did not come back in time"),
     "store_error": Kind(500, "The store refused"),
+    "data_dir_unusable": Kind(500, "The data directory cannot be used"),
     "internal": Kind(500, "Internal error"),
     # The gateway's own.
     "forbidden": Kind(403, "Forbidden"),

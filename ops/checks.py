@@ -192,7 +192,7 @@ async def _queue(store: Store) -> list[Finding]:
     except RuncastError:
         waiting, consumers = 0, []
     alive = sum(1 for c in consumers if _idle_s(c) < 3 * store.settings.block)
-    found = f"{name}: {waiting} waiting, {alive} workers"
+    found = f"{name}: {waiting} waiting, {alive} worker{'' if alive == 1 else 's'}"
     if alive:
         return [Finding("queue", State.OK, found)]
     return [Finding("queue", State.NOTE, found, "no worker takes runs: start runcast worker")]

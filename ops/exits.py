@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from broker.errors import BadRequest, Conflict, Fenced, RuncastError, RunNotFound, Sealed, StoreUnavailable
+from broker.errors import (
+    BadRequest,
+    Conflict,
+    DataDirUnusable,
+    Fenced,
+    RuncastError,
+    RunNotFound,
+    Sealed,
+    StoreUnavailable,
+)
 
 __all__ = ["Exit", "exit_of_error", "exit_of_status"]
 
@@ -29,6 +38,7 @@ class Exit(IntEnum):
 
 _OF_ERROR: tuple[tuple[type[RuncastError], Exit], ...] = (
     (BadRequest, Exit.USAGE),
+    (DataDirUnusable, Exit.USAGE),
     (RunNotFound, Exit.NOT_FOUND),
     (StoreUnavailable, Exit.STORE_AWAY),
     (Conflict, Exit.CONFLICT),

@@ -7,7 +7,7 @@ import contextlib
 import errno
 import socket
 
-from broker.errors import Conflict
+from broker.errors import Conflict, InvalidRequest
 from gateway.server import bind
 
 __all__ = ["get_status", "is_free", "listen", "listen_near"]
@@ -34,12 +34,20 @@ def is_free(host: str, port: int) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket that a child may inherit; port 0 takes any. Raises ``Conflict`` where the port is in use."""
+    """A listening socket that a child may inherit; port 0 takes any.
+
+    Raises ``Conflict`` where the port is in use, ``InvalidRequest`` where this process cannot listen there at all.
+    """
     try:
         return bind(host, port)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
-            raise
+            why = error.strerror or str(error)
+            raise InvalidRequest(
+                f"cannot listen on {host}, port {port} ({why}): --host takes an address of this machine, such as "
+                "127.0.0.1 or 0.0.0.0; ports below 1024 may need privileges",
+                field="host",
+            ) from None
     raise Conflict(f"port {port} on {host} is in use: stop what listens there, or choose another one with --port")
 
 

@@ -48,7 +48,7 @@ def _message(record: RunRecord) -> str:
 @click.option("--status", type=click.Choice(STATUSES), help="Only runs with this status.")
 @click.option("--session", "session_id", metavar="ID", help="Only runs of this conversation.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
-@click.option("--before", metavar="RUN", help="Older than this: the page after one that ended with it.")
+@click.option("--before", metavar="TOKEN", help="The next page: the token that was printed under the one before.")
 @json_option
 @redis_option
 def runs(
@@ -68,8 +68,12 @@ async def _runs(
         for record in found:
             terminal.json(describe(record))
         return Exit.OK
-    rows = [[r.run_id, r.status, r.runner, _when(r.created), _took(r), str(r.last), _message(r)] for r in found]
     columns = {"run": "bold", "status": "", "runner": "", "created": "", "took": "", "items": "", "prompt": "dim"}
+    rows = [[r.run_id, r.status, r.runner, _when(r.created), _took(r), str(r.last), _message(r)] for r in found]
+    if terminal.narrow:
+        # An id that is broken over two lines cannot be copied.
+        columns = {name: style for name, style in columns.items() if name not in ("took", "items")}
+        rows = [[*row[:3], row[3][5:16], row[6]] for row in rows]
     if rows:
         terminal.table(columns, rows)
     else:
@@ -98,10 +102,10 @@ async def _show(run_id: str, as_json: bool, redis_url: str | None) -> Exit:
     for name, value in _facts(record, first):
         if value:
             terminal.styled(f"{name:<11} {value}", _STYLES.get(value, ""))
-    text = _outcome_text(record)
+    text = _outcome_text(record).strip("\n")
     if text:
         terminal.line()
-        terminal.line(printable(text).rstrip("\n") if terminal.interactive else text.rstrip("\n"))
+        terminal.line(printable(text) if terminal.interactive else text)
     return Exit.OK
 
 

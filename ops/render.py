@@ -111,7 +111,8 @@ class PlainText:
                 self._text(message_text(fields.get("message")))
             case "failed" | "cancelled":
                 self._break()
-                self._terminal.warn(f"{entry.type}: {fields.get('code')}: {printable(str(fields.get('message', '')))}")
+                why = [entry.type, str(fields.get("code")), printable(str(fields.get("message", "")))]
+                self._terminal.warn(": ".join(dict.fromkeys(why)))
             case "gap":
                 self._terminal.warn(gap_notice(fields))
             case "reset":

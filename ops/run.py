@@ -199,7 +199,8 @@ class _Session:
     async def _hint_worker(self) -> None:
         """A run that nobody takes looks like one that hangs."""
         if self._follower.last == 0 and (await self._broker.runs.get(self._run_id)).status == "queued":
-            self._terminal.warn(f"{self._run_id} waits for a worker; start one: {command_name()} worker")
+            where = self._broker.store.shown
+            self._terminal.warn(f"{self._run_id} waits for a worker at {where}; start one: {command_name()} worker")
 
 
 class Position(click.ParamType[int | str]):

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 import click
 import uvloop
 
-from broker import api
+from broker import api, urls
 from broker.api import Broker
 from broker.errors import StoreUnavailable
 from broker.settings import Settings
@@ -68,6 +68,7 @@ def serve(
     Viewers reconnect by themselves, to this gateway or another one, and miss nothing.
     """
     settings = load_settings(redis_url, host=host, port=port)
+    urls.parse(settings.redis_url, settings.data_dir)  # what no store can mend is said before anything listens
     sock = listen(settings.host, settings.port) if listen_fd is None else socket.socket(fileno=listen_fd)
     _log_to_stderr(log_level)
     if stop_with_stdin:

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 import msgspec
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 __all__ = ["Terminal", "drop_output", "printable"]
 
@@ -46,6 +48,11 @@ class Terminal:
         """stdout is a terminal: somebody watches."""
         return self.out.is_terminal
 
+    @property
+    def narrow(self) -> bool:
+        """A terminal with room for the essentials only."""
+        return self.out.is_terminal and self.out.width < 110
+
     def write(self, text: str) -> None:
         """Plain bytes of a result, as they are. Lone surrogates become ``?``."""
         encoding = self._out.encoding or "utf-8"
@@ -76,7 +83,10 @@ class Terminal:
         self.err.print("runcast: " + printable(text), style="red")
 
     def table(self, columns: Mapping[str, str], rows: list[list[str]]) -> None:
-        """``columns``: heading → style. Aligned and coloured on a terminal; in a pipe tab separated, no heading."""
+        """``columns``: heading → style. Aligned and coloured on a terminal; in a pipe tab separated, no heading.
+
+        On a terminal a row is one line: the last column gets the room that the others leave, and is cut there.
+        """
         if not self.interactive:
             for row in rows:
                 self.line("\t".join(printable(cell).replace("\n", " ").replace("\t", " ") for cell in row))
@@ -84,6 +94,11 @@ class Terminal:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for heading, style in columns.items():
             table.add_column(heading, style=style, overflow="fold")
-        for row in rows:
-            table.add_row(*(printable(cell) for cell in row))
+        shown = [[" ".join(printable(cell).split()) for cell in row] for row in rows]
+        widths = [max(map(cell_len, cells)) for cells in zip(list(columns), *shown, strict=True)]
+        room = max(self.out.width - sum(widths[:-1]) - 2 * (len(widths) - 1), 8)
+        for row in shown:
+            last = Text(row[-1])
+            last.truncate(room, overflow="ellipsis")
+            table.add_row(*row[:-1], last)
         self.out.print(table, soft_wrap=False)

@@ -186,7 +186,7 @@ class _Up:
             self._terminal.warn("Hermes could not do it; here is the scripted agent")
             self._runner = "scripted"
         else:
-            why = "no Hermes on PATH" if hermes.path is None else "Hermes is here, but not configured to stream"
+            why = _why_not(hermes)
             self._terminal.line(f"agent    scripted ({why})")
         return await self._show(broker, "scripted", "Show me what Runcast does.")
 
@@ -220,3 +220,14 @@ class _Up:
             rest = self._url.partition(":")[2]
             return f"embedded:{Path(rest or self._settings.data_dir).absolute()}"
         return "…" if "@" in self._url else self._url
+
+
+def _why_not(hermes: Hermes) -> str:
+    """Why the demo is not by Hermes, in a few words; ``runcast doctor`` has more."""
+    if hermes.path is None:
+        return "no Hermes on PATH"
+    if not hermes.version:
+        return f"{hermes.path} does not run: see {command_name()} doctor"
+    if not hermes.streams:
+        return "this Hermes is too old to stream"
+    return f"Hermes is not configured: no config.yaml in {hermes.home}"

@@ -60,6 +60,7 @@ _AFTER = (
     "\n\nThere it is. Every word that you saw was an item of its own in the run's log, and so were the tool's start "
     "and end. Open a second screen on this run, or reload in the middle: nothing is lost, nothing comes twice."
 )
+_THOUGHTS = ("First a word, then the clock. ", "The clock answered, so sum up. ")
 _DEMO_RATE = 18.0
 _TOOL = "clock"
 _DEMO_MESSAGE_MAX = 200
@@ -119,7 +120,7 @@ class ScriptedRunner:
         message = context.request.input.message[:_DEMO_MESSAGE_MAX]
         rounds = [re.findall(r"\s*\S+\s*", part) for part in (_BEFORE.format(message=message), _AFTER)]
         demo = Script(tokens=sum(map(len, rounds)), rate=_DEMO_RATE, tool=1, tool_s=0.8, reasoning=6, cost="0.0004")
-        return await _Play(context, demo, rounds).run()
+        return await _Play(context, demo, rounds, [re.findall(r"\S+\s*", thoughts) for thoughts in _THOUGHTS]).run()
 
 
 def _numbered(script: Script) -> list[list[str]]:
@@ -153,8 +154,12 @@ class _Stopped(Exception):
 
 
 class _Play:
-    def __init__(self, context: RunContext, script: Script, rounds: list[list[str]]) -> None:
+    def __init__(
+        self, context: RunContext, script: Script, rounds: list[list[str]], thoughts: list[list[str]] | None = None
+    ) -> None:
         self._context, self._script, self._rounds = context, script, rounds
+        numbered = [f"thought {i} " for i in range(1, script.reasoning + 1)]
+        self._thoughts = thoughts or [numbered] * len(rounds)
         self._started = time.monotonic()
         self._sent = 0
         self._words = 0
@@ -173,8 +178,8 @@ class _Play:
 
     async def _round(self, number: int, words: list[str]) -> None:
         await self._emit(Event(name="model.started", payload={"round": number, "model": "scripted"}))
-        for i in range(1, self._script.reasoning + 1):
-            await self._emit(ReasoningDelta(round=number, text=f"thought {i} "))
+        for thought in self._thoughts[number - 1]:
+            await self._emit(ReasoningDelta(round=number, text=thought))
         index = 1 if self._script.reasoning else 0
         for word in words:
             await self._turn()

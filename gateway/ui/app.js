@@ -184,6 +184,14 @@ function show() {
   listRuns();
 }
 
+/** The runner whose run was the last to complete: without Hermes the first run from here should not fail. */
+async function lastRunner(names) {
+  const query = new URLSearchParams({ limit: LIST_PAGE, status: "completed" });
+  const { runs } = await request(`v1/runs?${query}`).catch(() => ({ runs: [] }));
+  const known = runs.find((run) => names.includes(run.runner))?.runner;
+  if (known && !localStorage.getItem("runner")) $("runner").value = known;
+}
+
 async function capabilities() {
   try {
     const known = await request("v1/capabilities");
@@ -191,6 +199,7 @@ async function capabilities() {
     const names = known.runners.length ? known.runners : ["hermes", "scripted"];
     const chosen = localStorage.getItem("runner");
     $("runner").replaceChildren(...names.map((name) => new Option(name, name, false, name === (chosen ?? "hermes"))));
+    if (!chosen) lastRunner(names);
   } catch (error) {
     problem("service", explain(error));
   }

@@ -44,6 +44,7 @@ export class Watched {
     this.follow = true;
     this.closed = false;
     this.asked = false;
+    this.unknown = false; // there is no such run
   }
 
   async open() {
@@ -55,6 +56,7 @@ export class Watched {
       if (this.closed) return;
       problem("run-problem", explain(error));
       if (error.status === 404 || error.status === 400 || error.status === 422) {
+        this.unknown = true;
         this.connection("closed");
         this.#head();
         return;
@@ -141,20 +143,25 @@ export class Watched {
   #head() {
     const { state, record } = this;
     set($("run-title"), record?.title || this.id);
-    document.title = `${STATUS_MARKS[state.status] ?? ""} ${record?.title || this.id} · Runcast`;
-    set($("status"), this.asked && !state.ended ? "cancelling" : state.status);
-    $("status").dataset.status = state.status;
-    $("cancel").hidden = state.ended || !record;
-    $("cancel").disabled = this.asked;
+    const status = this.unknown ? "unknown" : state.status;
+    document.title = `${STATUS_MARKS[status] ?? ""} ${record?.title || this.id} · Runcast`;
+    set($("status"), this.asked && !state.ended ? "cancelling" : status);
+    $("status").dataset.status = status;
+    const cancel = $("cancel");
+    // A button that goes away or is switched off would take the keyboard's place on the page with it.
+    if (document.activeElement === cancel && (state.ended || this.asked)) $("run-title").focus({ preventScroll: true });
+    cancel.hidden = state.ended || !record;
+    cancel.disabled = this.asked;
+    $("other-tab").hidden = this.unknown;
     $("other-tab").href = `#run=${encodeURIComponent(this.id)}`;
     set($("facts"), this.#facts());
     const message = record?.input?.message ?? "";
     $("asked").hidden = message.trim() === (record?.title ?? "");
     set($("asked-text"), message);
     figures(state);
-    $("output").classList.toggle("waiting", state.entries.length === 0 && !state.ended);
+    $("output").classList.toggle("waiting", state.entries.length === 0 && !state.ended && !this.unknown);
     $("output").dataset.waiting = state.status === "queued" ? "Waiting for a worker…" : "Waiting for the first words…";
-    $("output").setAttribute("aria-busy", String(!state.ended));
+    $("output").setAttribute("aria-busy", String(!state.ended && !this.unknown));
   }
 
   #facts() {

@@ -92,6 +92,18 @@ async def test_a_run_is_started_with_the_keyboard(page: Any, address: str, broke
     assert await page.input_value("#prompt") == ""
 
 
+async def test_the_runner_that_worked_last_is_proposed(page: Any, address: str, play: Play) -> None:
+    await page.goto(address)
+    await playwright.expect(page.locator("#runner")).to_have_value("hermes")
+    await (await play("hello")).end()
+    await page.reload()
+    await playwright.expect(page.locator("#runner")).to_have_value("scripted")
+    await page.select_option("#runner", "hermes")
+    await page.reload()
+    await shows(page, "#runs", "hello")
+    await playwright.expect(page.locator("#runner")).to_have_value("hermes")
+
+
 async def test_what_is_wrong_is_shown_as_it_is(page: Any, address: str) -> None:
     await page.goto(address)
     await page.fill("#prompt", "x" * 10_001)
@@ -99,6 +111,8 @@ async def test_what_is_wrong_is_shown_as_it_is(page: Any, address: str) -> None:
     await shows(page, "#start-problem", "item_too_big, field input.message")
     await page.goto(f"{address}/#run=run_none")
     await shows(page, "#run-problem", "run_not_found")
+    await shows(page, "#status", "unknown")
+    assert "waiting" not in (await page.get_attribute("#output", "class") or "")
 
 
 async def test_a_live_run_survives_a_reload_and_has_as_many_screens_as_you_like(
@@ -161,8 +175,10 @@ async def test_cancelling(page: Any, address: str, play: Play, broker: Broker) -
     run = await play()
     await page.goto(f"{address}/#run={run.id}")
     await run.say("go on")
-    await page.click("#cancel")
+    await page.press("#cancel", "Enter")
     await shows(page, "#status", "cancelling")
+    # The keyboard keeps its place: a button that is switched off would have thrown it to the top of the page.
+    await playwright.expect(page.locator("#run-title")).to_be_focused()
     assert (await broker.runs.get(run.id)).cancel_requested
     queued = await play("not yet", claim=False)
     await page.goto(f"{address}/#run={queued.id}")

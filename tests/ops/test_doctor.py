@@ -48,7 +48,7 @@ def test_a_worker_is_seen(runcast: Command) -> None:
     assert runcast("run", "x", *arguments).code == 0
     code, found = findings(runcast)
     assert code == 0
-    assert found["queue"][0]["found"].endswith("1 workers")
+    assert found["queue"][0]["found"].endswith("1 worker")
     process.popen.kill()
 
 

@@ -26,6 +26,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "commands.md"
         (errors.LayoutMismatch("x"), Exit.CONFLICT),
         (errors.Fenced("x"), Exit.CONFLICT),
         (errors.StoreError("x"), Exit.FAILED),
+        (errors.DataDirUnusable("x"), Exit.USAGE),
         (errors.RuncastError("x"), Exit.FAILED),
     ],
 )

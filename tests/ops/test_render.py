@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 from ops.follow import Line
 from ops.render import JsonLines, PlainText, Renderer, Watched, message_text, seconds, tokens
@@ -70,6 +72,28 @@ def test_a_failure_goes_to_stderr_and_the_text_so_far_to_stdout(screen: Screen) 
     )
     assert shown == "half\n"
     assert screen.err.getvalue() == "failed: worker_lost: gone\n"
+
+
+def test_what_a_cancelled_run_says_is_said_once(screen: Screen) -> None:
+    cancelled = ("cancelled", {"code": "cancelled", "message": "the run was cancelled"})
+    screen.show(PlainText(screen.terminal), cancelled)
+    assert screen.err.getvalue() == "cancelled: the run was cancelled\n"
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_a_row_of_a_table_is_one_line_and_its_id_whole(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = io.StringIO()
+    terminal = Terminal(out)
+    terminal.table({"run": "", "prompt": ""}, [["r" * 30, "漢字 and\nmore " * 20], ["s", "short"]])
+    heading, first, second = re.sub("\x1b\\[[0-9;]*m", "", out.getvalue()).splitlines()
+    assert heading.split() == ["run", "prompt"]
+    assert first.startswith("r" * 30 + "  漢字 and more")
+    assert first.rstrip().endswith("…")
+    assert cell_len(first) <= width
+    assert second.split() == ["s", "short"]
+    assert terminal.narrow == (width < 110)
 
 
 def test_a_second_attempt_is_announced(screen: Screen) -> None:

@@ -75,6 +75,23 @@ def test_a_port_in_use_is_said(runcast: Command, taken: int) -> None:
     assert "--port" in result.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--redis", "foo:1"), "its scheme is not known"),
+        (("--host", "192.0.2.1"), "cannot listen on 192.0.2.1"),
+        (("--host", "no.such.host.invalid"), "--host takes an address of this machine"),
+    ],
+)
+def test_what_a_gateway_can_never_serve_is_said_before_it_starts(
+    runcast: Command, arguments: tuple[str, ...], says: str
+) -> None:
+    result = runcast("serve", "--port", "0", *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert says in result.err
+    assert len(result.err.splitlines()) == 1
+
+
 @pytest.mark.parametrize("command", [("serve", "--port", "0"), ("worker",)])
 def test_a_child_ends_with_its_parents_pipe(runcast: Command, command: tuple[str, ...]) -> None:
     process = runcast.start(*command, "--stop-with-stdin")

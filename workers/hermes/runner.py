@@ -60,7 +60,9 @@ class HermesRunner:
             raise RunnerFailed(refused.code, str(refused)) from refused
         except NotStarted as error:
             if error.missing:
-                raise RunnerFailed("hermes_not_found", f"{error}. Install Hermes, or set HERMES_BIN") from error
+                raise RunnerFailed(
+                    "hermes_not_found", f"{error}. Install Hermes, set HERMES_BIN, or take another runner"
+                ) from error
             raise RunnerFailed("hermes_not_started", str(error), retryable=True) from error
 
 
