@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker import metrics
 from broker.chunks import Chunk, cut
 from broker.errors import RunNotFound, StoreUnavailable
-from broker.items import FENCES, STATUS_OF_FENCE, Entry, Mode, modes_of
+from broker.group import Group, is_no_loss, trailing_hidden
+from broker.items import FENCES, STATUS_OF_FENCE, Entry, Mode
 from broker.log import LogState, entries_of
 from broker.tail import RawEntries, Subscription
 from broker.viewer import Format, Framing, Viewer
@@ -26,33 +26,6 @@ _FENCE_TYPES = frozenset(name.encode() for name in FENCES)
 _SUSPECT_PAUSE = 0.25
 _AWAY_PAUSE = 0.25
 _LAG_PAUSE = 0.02
-
-
-class Group:
-    """Live viewers that receive the same bytes."""
-
-    __slots__ = ("format", "framing", "hidden", "hidden_since", "last_write", "modes", "viewers")
-
-    def __init__(self, format: Format, modes: Mode, framing: Framing) -> None:
-        self.format, self.modes, self.framing = format, modes, framing
-        self.viewers: dict[Viewer, Callable[[Any], None]] = {}
-        """With what writes to each: a broadcast that touched the viewers themselves would miss the cache for each."""
-        self.hidden = 0
-        self.hidden_since = 0.0
-        self.last_write = time.monotonic()
-
-    def write(self, payload: Any) -> None:
-        if not payload:
-            return
-        self.last_write = time.monotonic()
-        framed = self.framing(payload)
-        for write in self.viewers.values():
-            write(framed)
-
-    def hide(self, count: int) -> None:
-        if count and not self.hidden:
-            self.hidden_since = time.monotonic()
-        self.hidden += count
 
 
 class Feed:
@@ -236,7 +209,7 @@ class Feed:
 
     def _account(self, group: Group, batch: Sequence[Entry], payload: Any) -> Any:
         """Keep a filtered group's cursor moving: after so many hidden items, say where it stands."""
-        unseen = _trailing_hidden(batch, group.modes)
+        unseen = trailing_hidden(batch, group.modes)
         if unseen < len(batch):
             group.hidden = 0
         group.hide(unseen)
@@ -250,7 +223,7 @@ class Feed:
         """Retention removed what the tail had not read yet: live viewers are told."""
         requested, earliest, latest = self.window.seq, batch[0].seq, batch[-1].seq
         for group in self.groups.values():
-            if not _is_no_loss(group.modes, earliest, latest):
+            if not is_no_loss(group.modes, earliest, latest):
                 metrics.CONTROL_FRAMES.labels("gap").inc(len(group.viewers))
                 group.write(group.format.gap(self.run_id, requested, earliest, latest))
         for viewer in self.ahead:
@@ -284,7 +257,7 @@ class Feed:
         viewer.seq = last.seq
         fence = last.type in _FENCE_TYPES
         if not fence and not viewer.modes & Mode.EVENTS:
-            unseen = _trailing_hidden(entries, viewer.modes)
+            unseen = trailing_hidden(entries, viewer.modes)
             viewer.hidden = unseen if unseen < len(entries) else viewer.hidden + unseen
             if viewer.hidden >= self.hub.settings.cursor_items:
                 viewer.hidden = 0
@@ -333,7 +306,7 @@ class Feed:
         return self._render(viewer.format, viewer.modes, entries)
 
     def _tell_gap(self, viewer: Viewer, earliest: int, latest: int) -> None:
-        if not _is_no_loss(viewer.modes, earliest, latest):
+        if not is_no_loss(viewer.modes, earliest, latest):
             metrics.CONTROL_FRAMES.labels("gap").inc()
             viewer.send(viewer.format.gap(self.run_id, viewer.seq, earliest, latest))
         viewer.seq = earliest - 1
@@ -481,17 +454,3 @@ class Feed:
         for viewer in self._leaving:
             self.detach(viewer)
         self._leaving.clear()
-
-
-def _is_no_loss(modes: Mode, earliest: int, latest: int) -> bool:
-    """Who wants the fence alone misses nothing by what went before it, as long as the log has its end."""
-    return modes == Mode.FINAL and earliest <= latest
-
-
-def _trailing_hidden(entries: Sequence[Entry], modes: Mode) -> int:
-    count, wanted = 0, int(modes)
-    for entry in reversed(entries):
-        if int(modes_of(entry.type)) & wanted:
-            break
-        count += 1
-    return count

@@ -10,27 +10,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import nullcontext
 from typing import Any, TypedDict
-from urllib.parse import parse_qs
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from broker.api import Broker
-from broker.cursor import Bounds, Resume, Start, choose, parse, resolve
-from broker.errors import BadRequest, RuncastError, StoreUnavailable
-from broker.ids import check_id
-from broker.items import Mode, parse_modes
+from broker.cursor import Bounds, Resume, Start, parse, resolve
+from broker.errors import RuncastError, StoreUnavailable
+from broker.items import Mode
 from broker.log import LogState
 from broker.records import FIRST_EPOCH
 from broker.settings import Settings
-from broker.viewer import PLAIN, Viewer
-from gateway.formats import Format, get_format
+from broker.viewer import Viewer
+from gateway.fallback import through_asgi
 from gateway.owner import Owner
 from gateway.problems import problem_of, render
+from gateway.stream_request import StreamRequest, parse_request, run_id_of
 from gateway.transport import EXTENSION, StreamResponse
 
 __all__ = ["StreamApp"]
@@ -38,24 +35,11 @@ __all__ = ["StreamApp"]
 Header = tuple[bytes, bytes]
 _log = logging.getLogger("runcast.gateway")
 
-_PREFIX, _SUFFIX = "/v1/runs/", "/stream"
-_FIELDS_MAX = 100
 _HEADERS: list[Header] = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
 ]
-_FLAGS = {
-    "1": True,
-    "true": True,
-    "yes": True,
-    "on": True,
-    "0": False,
-    "false": False,
-    "no": False,
-    "off": False,
-    "": False,
-}
 
 
 class _Stands(TypedDict):
@@ -65,20 +49,6 @@ class _Stands(TypedDict):
     last: int
     average: int
     epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class StreamRequest:
-    """What a viewer asks for, checked."""
-
-    run_id: str
-    modes: Mode
-    format: Format
-    cursor: str | None
-    start: Start
-    compact: bool
-    cancel_token: str | None
-    owns: bool
 
 
 class StreamApp:
@@ -91,11 +61,11 @@ class StreamApp:
         self._retry_ms = retry_ms
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or (run_id := _run_id_of(scope)) is None:
+        if scope["type"] != "http" or (run_id := run_id_of(scope)) is None:
             await self.app(scope, receive, send)
             return
         try:
-            request = _parse(run_id, scope)
+            request = parse_request(run_id, scope)
         except RuncastError as error:
             await render(problem_of(error))(scope, receive, send)
             return
@@ -190,7 +160,7 @@ async def _serve(
             broker.hub.host(viewer, **stands)
             response.detach()
     else:
-        await _through_asgi(viewer, run, request, broker.settings.high_water, receive, send)
+        await through_asgi(viewer, run, _headers(request), broker.settings.high_water, receive, send)
 
 
 def _connect(response: StreamResponse, viewer: Viewer, request: StreamRequest, settings: Settings) -> None:
@@ -208,171 +178,8 @@ async def _until_finished(response: StreamResponse, viewer: Viewer, run: Callabl
         response.finish()
 
 
-async def _through_asgi(
-    viewer: Viewer,
-    run: Callable[[], Awaitable[None]],
-    request: StreamRequest,
-    high_water: int,
-    receive: Receive,
-    send: Send,
-) -> None:
-    """For any other server: a bounded buffer between the hub and ``send``, which is that server's back-pressure."""
-    outbox = _Outbox(viewer, high_water)
-    viewer.write, viewer.framing = outbox.write, PLAIN
-    await send({"type": "http.response.start", "status": 200, "headers": _headers(request)})
-
-    async def pump() -> None:
-        with suppress(OSError):  # how some servers say that the peer is gone
-            while (body := await outbox.take()) is not None:
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        viewer.finish("left")
-        outbox.close()
-
-    async def serve() -> None:
-        try:
-            await run()
-        finally:
-            viewer.finish("left")
-            outbox.close()
-
-    pumping, serving = asyncio.create_task(pump()), asyncio.create_task(serve())
-    watching = asyncio.create_task(watch())
-
-    def abort() -> None:
-        pumping.cancel()  # a send that takes nothing would wait for ever
-
-    viewer.abort = abort
-    try:
-        await asyncio.wait((pumping,))
-    finally:
-        viewer.finish("left")
-        pumping.cancel()
-        watching.cancel()
-        results = await asyncio.gather(pumping, serving, watching, return_exceptions=True)
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
-
-
-class _Outbox:
-    """Frames that wait for ``send``. Past the high-water mark the viewer is paused, as a full socket would."""
-
-    def __init__(self, viewer: Viewer, high_water: int) -> None:
-        self._viewer, self._high = viewer, high_water
-        self._frames: deque[bytes] = deque()
-        self._size = 0
-        self._closed = False
-        self._filled = asyncio.Event()
-
-    def write(self, frames: bytes) -> None:
-        self._frames.append(frames)
-        self._size += len(frames)
-        self._filled.set()
-        if self._size > self._high:
-            self._viewer.pause()
-
-    def close(self) -> None:
-        self._closed = True
-        self._filled.set()
-
-    async def take(self) -> bytes | None:
-        """Everything that waits, ``None`` after the last of it."""
-        while not self._frames:
-            if self._closed:
-                return None
-            self._filled.clear()
-            await self._filled.wait()
-        body = b"".join(self._frames)
-        self._frames.clear()
-        self._size = 0
-        if self._viewer.paused:
-            self._viewer.resume()
-        return body
-
-
 def _nowhere(_: Any) -> None:
     raise RuntimeError("this viewer has no connection yet")
-
-
-def _run_id_of(scope: Scope) -> str | None:
-    path: str = scope["path"]
-    if scope["method"] not in ("GET", "HEAD"):
-        return None
-    root = scope.get("root_path", "")
-    if root and path.startswith(root):
-        path = path[len(root) :]
-    if not (path.startswith(_PREFIX) and path.endswith(_SUFFIX)):
-        return None
-    run_id = path[len(_PREFIX) : -len(_SUFFIX)]
-    return run_id if run_id and "/" not in run_id else None
-
-
-def _parse(run_id: str, scope: Scope) -> StreamRequest:
-    check_id(run_id, "run_id")
-    query = _query(scope["query_string"])
-    header = _header(scope, b"last-event-id")
-    token = _header(scope, b"x-cancel-token") or _one(query, "cancel_token")
-    return StreamRequest(
-        run_id=run_id,
-        modes=parse_modes(query.get("modes", ())),
-        format=get_format(_one(query, "format") or "native"),
-        cursor=choose(header, ",".join(query["cursor"]) if "cursor" in query else None),
-        start=_start(_one(query, "from")),
-        compact=_flag(query, "compact"),
-        cancel_token=token or None,
-        owns=_owns(_one(query, "on_disconnect"), token),
-    )
-
-
-def _query(raw: bytes) -> dict[str, list[str]]:
-    try:
-        return parse_qs(raw.decode("latin-1"), keep_blank_values=True, max_num_fields=_FIELDS_MAX)
-    except ValueError:
-        raise BadRequest(f"the query has too many fields: {_FIELDS_MAX} are allowed", field="query") from None
-
-
-def _header(scope: Scope, name: bytes) -> str | None:
-    """A header's value; several are joined, as HTTP says, so that two cursors are not silently one."""
-    values = [value for key, value in scope["headers"] if key == name]
-    return b",".join(values).decode("latin-1") if values else None
-
-
-def _one(query: dict[str, list[str]], name: str) -> str:
-    values = query.get(name, [])
-    if len(set(values)) > 1:
-        raise BadRequest(f"{name} is given {len(values)} times, with different values: give it once", field=name)
-    return values[0].strip() if values else ""
-
-
-def _start(value: str) -> Start:
-    try:
-        return Start(value or "start")
-    except ValueError:
-        raise BadRequest(f"from={value[:64]!r} is not allowed: it is “start” or “now”", field="from") from None
-
-
-def _flag(query: dict[str, list[str]], name: str) -> bool:
-    value = _one(query, name).lower()
-    if value not in _FLAGS:
-        raise BadRequest(f"{name}={value[:64]!r} is not allowed: it is 1 or 0", field=name)
-    return _FLAGS[value]
-
-
-def _owns(value: str, token: str | None) -> bool:
-    if value in ("", "nothing"):
-        return False
-    if value != "cancel":
-        raise BadRequest(
-            f"on_disconnect={value[:64]!r} is not allowed: it is “cancel” or “nothing”", field="on_disconnect"
-        )
-    if not token:
-        raise BadRequest("on_disconnect=cancel needs the run's cancel token", field="cancel_token")
-    return True
 
 
 def _headers(request: StreamRequest) -> list[Header]:

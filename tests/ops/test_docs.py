@@ -127,10 +127,10 @@ def shell_store(runcast: Command, redis7: RedisServer, monkeypatch: pytest.Monke
     return runcast
 
 
-def test_the_worker_in_shell_works(shell_store: Command) -> None:
+def test_the_worker_in_shell_works(shell_store: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("redis-cli") is None or shutil.which("bash") is None:
         missing("this test needs bash and redis-cli (Debian: apt install redis-tools)")
-    shell_store.environment["RUNCAST_QUEUE"] = "shell"
+    monkeypatch.setenv("RUNCAST_QUEUE", "shell")
     run_id = shell_store("run", "hello", "--runner", "shell", "--detach").out.strip()
     environment = {**os.environ, **shell_store.environment, "SCRIPTS": str(SCRIPTS)}
     script = code(DOCS / "workers.md", "bash")
