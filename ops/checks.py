@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import os
 import platform
 import shutil
@@ -45,7 +46,7 @@ class Finding:
 
 
 async def all_findings(settings: Settings) -> list[Finding]:
-    findings = [*_python(), *_runners(), *_data_dir(settings)]
+    findings = [*_python(), *_runners(), *_misspelt(), *_data_dir(settings)]
     findings += await check_store(settings)
     findings += await _hermes()
     findings += await _port(settings)
@@ -81,6 +82,15 @@ def _runners() -> Iterator[Finding]:
             )
         else:
             yield Finding("runner", State.OK, f"{point.name} ({point.value})")
+
+
+def _misspelt() -> Iterator[Finding]:
+    """Variables that look like settings and are none: a misspelt one would be left out without a word."""
+    known = [f"RUNCAST_{name.upper()}" for name in Settings.model_fields]
+    for name in sorted(os.environ):
+        if name.startswith("RUNCAST_") and name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            yield Finding("settings", State.NOTE, f"{name} is no setting", f"{near[0]}?" if near else "")
 
 
 def _data_dir(settings: Settings) -> Iterator[Finding]:

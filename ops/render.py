@@ -116,7 +116,7 @@ class PlainText:
             case "gap":
                 self._terminal.warn(gap_notice(fields))
             case "reset":
-                self._again(f"the stream starts again ({fields.get('reason')})")
+                self._again(reset_notice(fields))
             case "event" if fields.get("name") == "run.restarted":
                 self._again("the run was started again, what came before is void")
 
@@ -137,6 +137,19 @@ class PlainText:
         self._break()
         self._wrote = ""
         self._terminal.warn(why)
+
+
+_RESETS = {
+    "malformed": "the position is no cursor",
+    "foreign": "the position is one of another run",
+    "ahead": "the run has no such item yet",
+    "rewound": "the store lost items that were shown",
+}
+
+
+def reset_notice(fields: dict[str, Any]) -> str:
+    reason = str(fields.get("reason"))
+    return f"{_RESETS.get(reason, reason)}: from the start again"
 
 
 def gap_notice(fields: dict[str, Any]) -> str:
@@ -245,7 +258,7 @@ class Watched:
             self._line(f"{name}: {_short(rest)}", "yellow")
 
     def _on_reset(self, fields: dict[str, Any]) -> None:
-        self._line(f"── the stream starts again ({fields.get('reason')}) ──", "yellow")
+        self._line(f"── {reset_notice(fields)} ──", "yellow")
         self._wrote = False
 
     def _on_gap(self, fields: dict[str, Any]) -> None:

@@ -98,8 +98,7 @@ class Child:
         process = self._process
         if process is None or process.returncode is not None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
+        self.terminate()
         try:
             async with asyncio.timeout(grace):
                 await process.wait()
@@ -108,6 +107,12 @@ class Child:
             await process.wait()
         finally:
             self.kill()  # also where the wait was cancelled
+
+    def terminate(self) -> None:
+        """SIGTERM once more: the worker's second is the one that waits for no run."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
 
     def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:

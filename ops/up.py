@@ -101,10 +101,13 @@ class _Up:
         return Exit.OK
 
     async def _force(self, interrupts: Interrupts) -> None:
-        """The second signal: no grace for anybody."""
+        """The second signal: no grace for the runs, but the worker still writes their fences. The third: for nobody."""
         await interrupts.wait()
-        for child in self._all:
-            child.kill()
+        worker, gateway = self._all
+        worker.terminate()
+        gateway.kill()
+        await interrupts.wait()
+        worker.kill()
 
     async def _work(self, broker: api.Broker, watching: asyncio.Future[Exit], *, demo: bool, stay: bool) -> Exit:
         await self._until_ready(watching)

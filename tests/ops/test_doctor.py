@@ -52,6 +52,14 @@ def test_a_worker_is_seen(runcast: Command) -> None:
     process.popen.kill()
 
 
+def test_a_misspelt_setting_is_noticed(runcast: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNCAST_RUN_TLL", "5")
+    code, found = findings(runcast)
+    assert code == 0
+    noticed = [(f["state"], f["found"], f["hint"]) for f in found["settings"]]
+    assert noticed == [("note", "RUNCAST_RUN_TLL is no setting", "RUNCAST_RUN_TTL?")]
+
+
 def test_as_text(runcast: Command) -> None:
     result = runcast("doctor")
     assert result.code == 0

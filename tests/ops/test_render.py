@@ -74,6 +74,16 @@ def test_a_failure_goes_to_stderr_and_the_text_so_far_to_stdout(screen: Screen) 
     assert screen.err.getvalue() == "failed: worker_lost: gone\n"
 
 
+@pytest.mark.parametrize(
+    ("reason", "says"), [("ahead", "no such item yet"), ("foreign", "another run"), ("new", "new")]
+)
+def test_a_reset_says_why_and_that_it_comes_again(screen: Screen, reason: str, says: str) -> None:
+    screen.show(PlainText(screen.terminal), ("reset", {"reason": reason}))
+    assert says in screen.err.getvalue()
+    assert screen.err.getvalue().endswith(": from the start again\n")
+    assert f"{says}: from the start again" in screen.show(Watched(screen.terminal), ("reset", {"reason": reason}))
+
+
 def test_what_a_cancelled_run_says_is_said_once(screen: Screen) -> None:
     cancelled = ("cancelled", {"code": "cancelled", "message": "the run was cancelled"})
     screen.show(PlainText(screen.terminal), cancelled)

@@ -100,6 +100,24 @@ def test_the_next_commands_work_as_they_are_printed(runcast: Command, own: dict[
     assert process.end().code == 0
 
 
+def test_a_second_interrupt_waits_for_no_run_and_leaves_none_open(runcast: Command, own: dict[str, str]) -> None:
+    process = runcast.start("up", "--port", "0", "--no-demo", **own)
+    store = process.until(re.compile(r"export RUNCAST_REDIS_URL=(\S+)"))[1]
+    process.until("Ctrl-C stops everything")
+    arguments = ("--runner", "scripted", "--metadata", "script=tokens=1000 rate=20")
+    watching = runcast.start("run", "x", *arguments, "--run-id", "r1", "--redis", store)
+    watching.until("w2 ")
+    began = time.monotonic()
+    process.signal(signal.SIGINT)
+    time.sleep(1)
+    process.signal(signal.SIGINT)
+    assert process.end().code == 0
+    assert time.monotonic() - began < 15
+    result = watching.end()
+    assert result.code == 1
+    assert "worker_stopped" in result.err
+
+
 def test_killed_it_leaves_nothing_behind(runcast: Command, own: dict[str, str]) -> None:
     process = runcast.start("up", "--port", "0", "--no-demo", **own)
     process.until("Ctrl-C stops everything")
