@@ -19,6 +19,7 @@ import msgspec
 
 from broker.bus import Bus
 from broker.cursor import Bounds, format_cursor, resolve
+from broker.errors import RuncastError, RunNotFound
 from broker.hub import Hub
 from broker.items import Entry, Mode, Raw, StreamItem, decode, modes_of, parse_modes
 from broker.log import RunLog
@@ -134,6 +135,11 @@ class Broker:
         try:
             async for entry in inbox:
                 yield entry
+            await serving  # a fault must not look like an end
+            if inbox.viewer.reason == "gone":
+                raise RunNotFound(run_id)
+            if inbox.viewer.reason == "failed":
+                raise RuncastError(f"the stream of run {run_id!r} could not go on: the log of this process says why")
         finally:
             inbox.viewer.finish("left")
             await asyncio.gather(serving, return_exceptions=True)

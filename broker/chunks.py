@@ -28,13 +28,15 @@ _Key: TypeAlias = tuple[str, int, int]
 class Chunk:
     """Entries that follow ``after``, cut into parts; ``entries`` is empty where the log had nothing."""
 
-    __slots__ = ("_parts", "_rendered", "after", "entries", "size")
+    __slots__ = ("_parts", "_rendered", "_room", "after", "entries", "size")
 
     def __init__(self, after: int, entries: Sequence[Entry]) -> None:
         self.after, self.entries = after, entries
         self.size = sum([len(e.data) for e in entries])
         self._parts: dict[bool, dict[int, Sequence[Entry]]] = {}
         self._rendered: dict[tuple[str, int, int, bool], Any] = {}
+        self._room = 2 * self.size + 512 * len(entries)
+        """Bytes of renderings that are kept: there are dozens of kinds of viewers, and one or two at a time."""
 
     @property
     def first(self) -> int:
@@ -63,7 +65,10 @@ class Chunk:
             key = (viewer.format.name, int(viewer.modes), after, viewer.compact)
             payload = self._rendered.get(key)
             if payload is None:
-                payload = self._rendered[key] = render(viewer, part)
+                payload = render(viewer, part)
+                if len(payload) <= self._room:
+                    self._room -= len(payload)
+                    self._rendered[key] = payload
             after = part[-1].seq
             yield part, payload
 

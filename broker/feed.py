@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from broker.hub import Hub
 
 __all__ = ["Feed"]
+
+log = logging.getLogger("runcast.hub")
 
 _FENCE_TYPES = frozenset(name.encode() for name in FENCES)
 _SUSPECT_PAUSE = 0.25
@@ -41,6 +44,7 @@ class Feed:
         self.ahead: dict[Viewer, None] = {}
         self.ended = False
         """The tail has seen the fence."""
+        self.closed = False
         self._subscription: Subscription | None = None
         self._suspect: asyncio.Task[None] | None = None
         self._broadcasting = False
@@ -65,6 +69,7 @@ class Feed:
         viewer.feed = None
 
     def close(self) -> None:
+        self.closed = True
         self._unfollow()
         if self._suspect is not None:
             self._suspect.cancel()
@@ -167,6 +172,14 @@ class Feed:
     # Live.
 
     def _on_entries(self, raw: RawEntries) -> None:
+        try:
+            self._take(raw)
+        except Exception:
+            # A feed that the tail has dropped would keep its viewers for ever, with heartbeats and nothing else.
+            log.exception("what came of run %s could not be sent on", self.run_id)
+            self.abandon("failed")
+
+    def _take(self, raw: RawEntries) -> None:
         batch = above(entries_of(raw), self.window.seq)
         if not batch:
             return
@@ -277,10 +290,10 @@ class Feed:
     # Catching up.
 
     async def _catch_up(self, viewer: Viewer) -> None:
-        after = viewer.seq
+        after, epoch = viewer.seq, self.epoch
         try:
             chunk = await self._read(after, viewer.compact)
-            if viewer.closed or viewer.seq != after or viewer.live:
+            if viewer.closed or viewer.seq != after or viewer.live or self.epoch != epoch:
                 return  # it left, or a rewind moved it meanwhile
             if chunk.entries:
                 self._write_parts(viewer, chunk)
@@ -367,13 +380,19 @@ class Feed:
     async def verify(self) -> None:
         """Compare with the log after an interruption. Raises ``StoreUnavailable``, ``RunNotFound``."""
         log = await self.hub.log.state(self.run_id)
+        if self.closed:
+            return
         if log.epoch != self.epoch:
             await self._change_epoch(log)
-        elif log.last < self.window.seq:
+        elif log.last < self._seen():
             # Lost items, and the epoch stands: their publisher may send them again. Until then nothing is sure.
             self._unfollow()
             if self._suspect is None:
                 self._suspect = asyncio.create_task(self._await_publisher())
+
+    def _seen(self) -> int:
+        """The highest seq that anybody here has: viewers that read the log may be ahead of the tail."""
+        return max([self.window.seq, *(v.seq for v in self.viewers)])
 
     async def _await_publisher(self) -> None:
         """Ends when the lost items are there again, or given up by a new epoch."""
@@ -384,7 +403,7 @@ class Feed:
                     log = await self.hub.log.state(self.run_id)
                     if log.epoch != self.epoch:
                         await self._change_epoch(log)
-                    elif log.last < self.window.seq:
+                    elif log.last < self._seen():
                         continue
                 except RunNotFound:
                     self.abandon("gone")
@@ -397,15 +416,17 @@ class Feed:
     async def _change_epoch(self, log: LogState) -> None:
         """A takeover changes the epoch of a log that lost nothing: what was seen here decides, not the number."""
         newest = self.window.newest
-        if newest is not None and await self.hub.log.read(self.run_id, newest.seq - 1, limit=1) == [newest]:
-            self.epoch = log.epoch
-        else:
-            self._rewound(log)
-
-    def _rewound(self, log: LogState) -> None:
-        """The epoch changed: whoever saw items beyond where the log was cut starts again."""
+        stands = newest is not None and await self.hub.log.read(self.run_id, newest.seq - 1, limit=1) == [newest]
+        if log.epoch == self.epoch or self.closed:
+            return  # somebody else has seen to it meanwhile
         base = log.rewound_to if log.epoch == self.epoch + 1 else 0
-        self.epoch = log.epoch
+        if newest is not None and stands:
+            base = max(base, newest.seq)  # those ahead of the tail may have seen what is gone all the same
+        self._rewound(log.epoch, base)
+
+    def _rewound(self, epoch: int, base: int) -> None:
+        """The epoch changed: whoever saw items beyond ``base``, where the log was cut, starts again."""
+        self.epoch = epoch
         for viewer in list(self.viewers):
             stands = viewer.seq if not viewer.live or viewer in self.ahead else self.window.seq
             if stands > base and not viewer.closed:

@@ -161,7 +161,10 @@ class Hub:
             await asyncio.sleep(pause)
             now = time.monotonic()
             for feed in list(self.feeds.values()):
-                feed.tick(now)
+                try:
+                    feed.tick(now)
+                except Exception:  # one run's fault must not silence all the others
+                    log.exception("run %s: its viewers could not be seen to", feed.run_id)
 
     async def _verify(self, subscriptions: list[Subscription]) -> None:
         """A lane has (re)connected: was any of its logs rewound meanwhile?"""

@@ -34,6 +34,7 @@ _PACE = 0.005
 """A lane of many streams that is never at rest reads at most so often (seconds): batches, not single items."""
 _PACE_ABOVE = 64
 _READ_GRACE = 2.0
+_FIRST_COUNT = 16
 
 
 def _bulk(value: bytes) -> bytes:
@@ -63,7 +64,7 @@ class Subscription:
     def move(self, after: bytes) -> None:
         """Go on after another entry, when the log was rewound. What the read under way brings is left aside."""
         self.advance(after)
-        self._lane.fresh.add(self)
+        self._lane.renew(self)
 
     def advance(self, after: bytes) -> None:
         self.after = after
@@ -111,8 +112,10 @@ class _Lane:
         self._number = number
         self._wake_key = store.keys.wake(number % settings.partitions, f"{tail.process}.{number}")
         self._wake_id = b"0-0"
-        self._count = 16
+        self._count = _FIRST_COUNT
         self._blocked = False
+        self._unanswered = False
+        """Somebody came, or moved, since the last wake was sent."""
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._waking: asyncio.Task[None] | None = None
@@ -121,14 +124,18 @@ class _Lane:
         if key in self.streams:
             raise ValueError(f"{key!r} is followed already")
         subscription = self.streams[key] = Subscription(self, key, after, sink, run_id)
-        self.fresh.add(subscription)
         metrics.FOLLOWED.inc()
         self._changed.set()
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"lane {self._number}")
+        self.renew(subscription)
+        return subscription
+
+    def renew(self, subscription: Subscription) -> None:
+        """The read under way does not ask for this one as it stands now: the next one, at once, will."""
+        self.fresh.add(subscription)
         if self._blocked:
             self._wake()
-        return subscription
 
     def drop(self, subscription: Subscription) -> None:
         if self.streams.get(subscription.key) is subscription:
@@ -146,19 +153,22 @@ class _Lane:
     # Waking a blocked read.
 
     def _wake(self) -> None:
+        self._unanswered = True
         if self._waking is None or self._waking.done():
             self._waking = asyncio.create_task(self._send_wake(), name=f"wake lane {self._number}")
 
     async def _send_wake(self) -> None:
         expiry = int(self._settings.block * 4_000)
-        while self._blocked:
+        while self._blocked and self._unanswered:
+            # Who comes while this is sent may be too late for the read that it wakes the lane for: again, then.
+            self._unanswered = False
             try:
                 await self._store.pipeline(
                     [("XADD", self._wake_key, "MAXLEN", "1", "*", "w", "1"), ("PEXPIRE", self._wake_key, expiry)]
                 )
-                return
             except RuncastError:
                 # The lane's own read notices a lost store by its deadline; until then keep trying.
+                self._unanswered = True
                 await asyncio.sleep(0.1)
 
     # Reading.
@@ -183,6 +193,7 @@ class _Lane:
     async def _connect_and_read(self) -> None:
         link = await self._store.link()
         self.connected = True
+        self._wake_id, self._count = b"0-0", _FIRST_COUNT  # another server's clock may be behind; a backlog may wait
         try:
             if self._tail.on_reconnect is not None:
                 await self._tail.on_reconnect(list(self.streams.values()))
@@ -198,6 +209,7 @@ class _Lane:
             await self._changed.wait()
         asked = list(self.streams.values())
         self.fresh.clear()
+        self._unanswered = False
         started = time.monotonic()
         self._blocked = True  # while sending too, which may take a while: who comes meanwhile is not in the request
         try:

@@ -257,7 +257,7 @@ class StreamProtocol(HttpToolsProtocol):
             and hasattr(socket, "TCP_USER_TIMEOUT")
         ):
             with contextlib.suppress(OSError):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(int(seconds * 1000), 2**31 - 1))
 
     def stand_in(self, cycle: RequestResponseCycle) -> None:
         self.cycle = cycle
