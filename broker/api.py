@@ -112,7 +112,8 @@ class Broker:
         is malformed, foreign or ahead gives one ``reset`` entry and everything from the start; items that retention
         removed give one ``gap`` entry. An outage of the store is waited out. Ends early only when the broker closes.
 
-        Raises ``RunNotFound``; ``StoreUnavailable`` where the store is away at the very start; ``UnknownMode``.
+        Raises ``RunNotFound``, also where the run vanishes meanwhile; ``StoreUnavailable`` where the store is away at
+        the very start; ``UnknownMode``; any other ``RuncastError`` where the store refuses a read.
         """
         wanted = modes if isinstance(modes, Mode) else parse_modes(modes)
         record, first = await self.log.bounds(run_id)

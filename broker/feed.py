@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker import metrics
 from broker.chunks import Chunk, cut
-from broker.errors import RunNotFound, StoreUnavailable
+from broker.errors import RuncastError, RunNotFound, StoreUnavailable
 from broker.group import Group, is_no_loss, trailing_hidden
 from broker.items import FENCES, STATUS_OF_FENCE, Entry, Mode
 from broker.log import LogState, entries_of
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Feed"]
 
-log = logging.getLogger("runcast.hub")
+_logger = logging.getLogger("runcast.hub")
 
 _FENCE_TYPES = frozenset(name.encode() for name in FENCES)
 _SUSPECT_PAUSE = 0.25
@@ -176,7 +176,7 @@ class Feed:
             self._take(raw)
         except Exception:
             # A feed that the tail has dropped would keep its viewers for ever, with heartbeats and nothing else.
-            log.exception("what came of run %s could not be sent on", self.run_id)
+            _logger.exception("what came of run %s could not be sent on", self.run_id)
             self.abandon("failed")
 
     def _take(self, raw: RawEntries) -> None:
@@ -379,12 +379,13 @@ class Feed:
 
     async def verify(self) -> None:
         """Compare with the log after an interruption. Raises ``StoreUnavailable``, ``RunNotFound``."""
+        seen = self._seen()
         log = await self.hub.log.state(self.run_id)
         if self.closed:
             return
         if log.epoch != self.epoch:
             await self._change_epoch(log)
-        elif log.last < self._seen():
+        elif log.last < seen:
             # Lost items, and the epoch stands: their publisher may send them again. Until then nothing is sure.
             self._unfollow()
             if self._suspect is None:
@@ -398,12 +399,13 @@ class Feed:
         """Ends when the lost items are there again, or given up by a new epoch."""
         while True:
             await asyncio.sleep(_SUSPECT_PAUSE)
-            with contextlib.suppress(StoreUnavailable):
+            with contextlib.suppress(RuncastError):  # whatever it is: nobody else would try again
                 try:
+                    seen = self._seen()
                     log = await self.hub.log.state(self.run_id)
                     if log.epoch != self.epoch:
                         await self._change_epoch(log)
-                    elif log.last < self._seen():
+                    elif log.last < seen:
                         continue
                 except RunNotFound:
                     self.abandon("gone")

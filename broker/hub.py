@@ -18,7 +18,7 @@ import time
 
 from broker import metrics
 from broker.chunks import ChunkCache
-from broker.errors import RunNotFound
+from broker.errors import RuncastError, RunNotFound, StoreUnavailable
 from broker.feed import Feed
 from broker.log import LogState, RunLog
 from broker.settings import Settings
@@ -174,3 +174,8 @@ class Hub:
                 await feed.verify()
             except RunNotFound:
                 feed.abandon("gone")
+            except StoreUnavailable:
+                raise
+            except RuncastError:  # one run that cannot be read must not hold up all that share its lane
+                log.exception("run %s could not be verified", feed.run_id)
+                feed.abandon("failed")

@@ -75,6 +75,11 @@ class GatewayProcess:
             return bool(reply.status == 200)
         return False
 
+    @property
+    def pid(self) -> int:
+        assert self._process
+        return self._process.pid
+
     def signal(self, number: int) -> None:
         assert self._process
         self._process.send_signal(number)
