@@ -39,6 +39,7 @@ EXTENSION = "runcast.connection"
 """Key in ``scope["extensions"]``: a function that opens a ``StreamResponse`` for the request."""
 
 Header = tuple[bytes, bytes]
+_AFTER_THE_STALL = 10.0
 
 
 class _Nobody:
@@ -249,15 +250,19 @@ class StreamProtocol(HttpToolsProtocol):
         self._give_up_vanished(stall_limit)
 
     def _give_up_vanished(self, seconds: float) -> None:
-        """A peer that is gone without a word acknowledges nothing; the kernel alone would wait some 15 minutes."""
+        """A peer that is gone without a word acknowledges nothing; the kernel alone would wait some 15 minutes.
+
+        The kernel counts a peer that reads nothing the same way. The hub is to cut that one, and to count it, first.
+        """
         sock = self.transport.get_extra_info("socket")
         if (
             sock is not None
             and sock.family in (socket.AF_INET, socket.AF_INET6)
             and hasattr(socket, "TCP_USER_TIMEOUT")
         ):
+            after = seconds + _AFTER_THE_STALL
             with contextlib.suppress(OSError):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(int(seconds * 1000), 2**31 - 1))
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(int(after * 1000), 2**31 - 1))
 
     def stand_in(self, cycle: RequestResponseCycle) -> None:
         self.cycle = cycle
