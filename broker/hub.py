@@ -33,7 +33,7 @@ _CACHE_BYTES = 8 << 20
 
 
 class Hub:
-    """``serve`` is called once per viewer; ``drain`` ends all of them."""
+    """``serve`` or ``host`` is called once per viewer; ``drain`` ends all of them."""
 
     def __init__(self, run_log: RunLog, tail: Tail, settings: Settings) -> None:
         self.log, self.tail, self.settings = run_log, tail, settings
