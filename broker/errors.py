@@ -7,8 +7,10 @@
     ├── BadRequest            the caller must change something
     │   ├── InvalidId, UnknownMode, InvalidItem, InvalidRequest, ItemTooBig
     ├── RunNotFound
+    ├── UnknownRequest        the run asked nothing of that id
     ├── Conflict              the state forbids it
     │   ├── RunExists, IdempotencyConflict, RunEnded, ClaimRefused, LayoutMismatch
+    │   ├── AlreadyAnswered, TooManyAsks
     ├── Fenced                this worker no longer owns the run
     ├── Sealed                the run has its fence
     ├── LogGap                the log ends before the items that were to follow
@@ -24,6 +26,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "AlreadyAnswered",
     "BadRequest",
     "ClaimRefused",
     "Conflict",
@@ -45,7 +48,9 @@ __all__ = [
     "Sealed",
     "StoreError",
     "StoreUnavailable",
+    "TooManyAsks",
     "UnknownMode",
+    "UnknownRequest",
 ]
 
 
@@ -96,6 +101,16 @@ class RunNotFound(RuncastError):
         self.run_id = run_id
 
 
+class UnknownRequest(RuncastError):
+    """The run asked nothing under that id, or it was settled so long ago that it is forgotten."""
+
+    code = "unknown_request"
+
+    def __init__(self, run_id: str, request_id: str) -> None:
+        super().__init__(f"run {run_id!r} asked nothing under the id {request_id!r}")
+        self.run_id, self.request_id = run_id, request_id
+
+
 class Conflict(RuncastError):
     code = "conflict"
 
@@ -122,6 +137,23 @@ class LayoutMismatch(Conflict):
     """This process was configured with another number of partitions than the store was laid out with."""
 
     code = "layout_mismatch"
+
+
+class AlreadyAnswered(Conflict):
+    """Another answer came first. ``how`` it came about: ``answered``, ``expired``, ``stopped``, or ``void``, which is
+    what becomes of an ask when its run is started again: there is no ``answer`` then."""
+
+    code = "already_answered"
+
+    def __init__(self, message: str, *, answer: str | None, how: str) -> None:
+        super().__init__(message)
+        self.answer, self.how = answer, how
+
+
+class TooManyAsks(Conflict):
+    """The run waits for as many answers as it may."""
+
+    code = "too_many_asks"
 
 
 class Fenced(RuncastError):

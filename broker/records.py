@@ -10,7 +10,19 @@ import msgspec
 
 from broker.errors import StoreError
 
-__all__ = ["ENDED", "FIRST_EPOCH", "STATUSES", "Beat", "RunRecord", "Standing", "pairs", "parse_record"]
+__all__ = [
+    "ENDED",
+    "FIRST_EPOCH",
+    "STATUSES",
+    "Beat",
+    "OpenAsk",
+    "RunRecord",
+    "Settled",
+    "Standing",
+    "pairs",
+    "parse_ask",
+    "parse_record",
+]
 
 STATUSES = ("queued", "running", "completed", "failed", "cancelled")
 ENDED = frozenset({"completed", "failed", "cancelled"})
@@ -43,12 +55,42 @@ class Standing(Protocol):
     def queue_entry(self) -> str: ...
 
 
+class OpenAsk(msgspec.Struct, kw_only=True, frozen=True):
+    """What a run asks a person and has no answer to. ``payload`` of an approval: ``command``, ``description``; of a
+    question: ``question``. ``choices`` are answers that are allowed; with ``free`` any other text is, too."""
+
+    request_id: str
+    kind: str
+    payload: dict[str, Any]
+    choices: tuple[str, ...]
+    free: bool
+    asked_at: float
+    expires_at: float
+    attempt: int
+
+    @property
+    def timeout_s(self) -> float:
+        """What a person has from the first moment on."""
+        return round(self.expires_at - self.asked_at, 3)
+
+
+class Settled(msgspec.Struct, kw_only=True, frozen=True):
+    """An ask with its answer. ``how``: ``answered`` (``by`` a principal), ``expired`` or ``stopped``. ``mine``: the
+    call that brought this value is the one that gave the answer."""
+
+    request_id: str
+    answer: str
+    how: str
+    by: str = ""
+    mine: bool = False
+
+
 class RunRecord(msgspec.Struct, kw_only=True, frozen=True):
     """A run as it stood when it was read. Times are seconds since the epoch, by the store's clock; ``None``: not yet.
 
     ``beat`` is opaque: it moves while the run's owner is heard of, and a takeover compares it. ``usage`` holds the
     token counts so far, ``cost`` the ``total``, ``currency`` and ``estimated`` so far. ``outcome`` is
-    ``{"type", "seq", "item"}``: the fence.
+    ``{"type", "seq", "item"}``: the fence. ``asks``: what it waits for people to answer, oldest first.
     """
 
     run_id: str
@@ -77,6 +119,7 @@ class RunRecord(msgspec.Struct, kw_only=True, frozen=True):
     outcome: dict[str, Any] | None
     queue: str
     queue_entry: str
+    asks: tuple[OpenAsk, ...] = ()
 
     @property
     def ended_(self) -> bool:
@@ -131,7 +174,31 @@ def _parse(run_id: str, fields: Mapping[bytes, bytes]) -> RunRecord:
         outcome=_json(fields, b"outcome"),
         queue=fields[b"queue"].decode(),
         queue_entry=fields[b"queue_entry"].decode(),
+        asks=_asks(fields),
     )
+
+
+def _asks(fields: Mapping[bytes, bytes]) -> tuple[OpenAsk, ...]:
+    """The open ones of this attempt. A run that has ended waits for nothing, whatever its record still says."""
+    if b"asks" not in fields or fields[b"status"] != b"running":
+        return ()
+    mark = fields[b"attempt"] + b"+"
+    ids = [token[len(mark) :] for token in fields[b"asks"].split() if token.startswith(mark)]
+    known = [parse_ask(id_.decode(), fields[b"ask:" + id_]) for id_ in ids if b"ask:" + id_ in fields]
+    return tuple(ask for ask in known if isinstance(ask, OpenAsk))
+
+
+def parse_ask(request_id: str, value: bytes) -> OpenAsk | Settled | None:
+    """What the record says of an ask; ``None`` where it is nothing that this version can read."""
+    try:
+        known = {**json.loads(value.decode("utf-8", "replace")), "request_id": request_id}
+        if "how" in known:
+            return msgspec.convert(known, Settled)
+        # An empty array and an empty object are one and the same in Lua: a worker may send either.
+        empty = {"choices": known.get("choices") or (), "payload": known.get("payload") or {}}
+        return msgspec.convert({**known, **empty}, OpenAsk)
+    except (ValueError, TypeError, msgspec.ValidationError):
+        return None
 
 
 def _time(fields: Mapping[bytes, bytes], name: bytes) -> float | None:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+from broker.asks import Asks
 from broker.bus import Bus
 from broker.errors import (
     ClaimRefused,
@@ -29,7 +30,7 @@ from broker.ids import IdMaker, check_id
 from broker.listing import list_runs
 from broker.log import RunLog
 from broker.queue import Queue
-from broker.records import Beat, RunRecord, Standing, pairs, parse_record
+from broker.records import Beat, RunRecord, Settled, Standing, pairs, parse_record
 from broker.redis import Store
 from broker.requests import RunRequest
 from broker.scripts import SCRIPTS
@@ -55,6 +56,7 @@ class Runs:
 
     def __init__(self, store: Store, log: RunLog, bus: Bus, queue: Queue) -> None:
         self.store, self.log, self.bus, self.queue = store, log, bus, queue
+        self.asks = Asks(store)
         self._keys = store.keys
         self._settings = store.settings
         self._new_id = IdMaker()
@@ -171,6 +173,10 @@ class Runs:
         if reply[0] == b"ENDED" and not (reply[1] == b"cancelled" and reply[2]):
             raise RunEnded(f"run {run_id!r} has ended as {reply[1].decode()}: there is nothing to cancel")
         return await self.get(run_id)
+
+    async def answer(self, run_id: str, request_id: str, answer: str | bool, *, principal: str = "") -> Settled:
+        """Answer what a run asked a person: see ``Asks.answer`` for what it raises. The first answer counts."""
+        return await self.asks.answer(run_id, request_id, answer, principal=principal)
 
     async def cancel_token(self, run_id: str) -> str:
         """What lets its holder cancel the run: an HMAC of the id under the deployment's secret."""

@@ -81,4 +81,7 @@ class Settings(BaseSettings):
 
     # The worker.
     concurrency: int = Field(default=4, ge=1)
+    input_timeout: float = Field(
+        default=300.0, gt=0, le=31_536_000, description="what a person has to answer what a run asks"
+    )
     worker_drain: float = Field(default=30.0, ge=0, description="what running runs get to end by themselves at SIGTERM")

@@ -15,15 +15,17 @@ from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from broker.items import Entry
-from broker.runs import RunRecord
+from broker.records import OpenAsk, RunRecord
 
 __all__ = [
+    "Answered",
     "Cancelling",
     "Capabilities",
     "CreatedRun",
     "Health",
     "ItemPage",
     "Pending",
+    "PendingInput",
     "Result",
     "Run",
     "RunPage",
@@ -45,9 +47,24 @@ class CreatedRun(msgspec.Struct, kw_only=True):
     created_at: str
 
 
+class PendingInput(msgspec.Struct, kw_only=True):
+    """What a run waits for a person to answer. ``payload`` of an approval: ``command``, ``description``; of a question:
+    ``question``; with ``truncated_bytes`` where the item in the log has more. ``choices`` are answers that are allowed;
+    with ``free`` any other text is, too."""
+
+    request_id: str
+    kind: str
+    payload: dict[str, Any]
+    choices: tuple[str, ...]
+    free: bool
+    timeout_s: float
+    asked_at: str
+    expires_at: str
+
+
 class Run(msgspec.Struct, kw_only=True):
-    """A run as it stands. ``first_seq`` (the first item still kept; ``last_seq + 1`` where none is) and ``input`` are
-    left out of lists."""
+    """A run as it stands. ``first_seq`` (the first item still kept; ``last_seq + 1`` where none is), ``input`` and
+    ``pending_input`` (what it waits for people to answer, oldest first) are left out of lists."""
 
     run_id: str
     status: str
@@ -67,6 +84,16 @@ class Run(msgspec.Struct, kw_only=True):
     outcome: dict[str, Any] | None
     """The fence as an item: type, seq, ts and its fields."""
     input: dict[str, Any] | UnsetType = UNSET
+    pending_input: list[PendingInput] | UnsetType = UNSET
+
+
+class Answered(msgspec.Struct, kw_only=True):
+    """``status`` is the run's. ``answer`` is the word that counts: ``once`` where ``true`` was sent, say."""
+
+    run_id: str
+    request_id: str
+    answer: str
+    status: str
 
 
 class RunPage(msgspec.Struct, kw_only=True):
@@ -160,6 +187,20 @@ def view(record: RunRecord, first_seq: int | None = None) -> Run:
         cost=record.cost,
         outcome=flat_outcome(record.outcome),
         input=UNSET if first_seq is None else asked,
+        pending_input=UNSET if first_seq is None else [_pending(ask) for ask in record.asks],
+    )
+
+
+def _pending(ask: OpenAsk) -> PendingInput:
+    return PendingInput(
+        request_id=ask.request_id,
+        kind=ask.kind,
+        payload=ask.payload,
+        choices=ask.choices,
+        free=ask.free,
+        timeout_s=ask.timeout_s,
+        asked_at=iso(ask.asked_at) or "",
+        expires_at=iso(ask.expires_at) or "",
     )
 
 

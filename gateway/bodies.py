@@ -5,12 +5,20 @@ Pure ASGI: nothing is buffered, and bodies within the limit pass through untouch
 
 from __future__ import annotations
 
+import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.problems import BodyTooLarge, UnsupportedMediaType, problem_of, render
 
-__all__ = ["LimitBodies", "json_body"]
+__all__ = ["InputAnswer", "LimitBodies", "json_body"]
+
+
+class InputAnswer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Body of ``POST /v1/runs/{run_id}/input``. ``true`` and ``false`` mean ``once`` and ``deny`` to an approval."""
+
+    request_id: str
+    answer: str | bool
 
 
 class LimitBodies:

@@ -15,12 +15,14 @@ from fastapi.openapi.utils import get_openapi
 from broker.items import Mode
 from broker.requests import RunRequest
 from gateway import answers
+from gateway.bodies import InputAnswer
 from gateway.problems import MEDIA_TYPE, Problem
 
-__all__ = ["REQUEST_BODY", "event_stream", "install", "json_answer", "problems", "text_answer"]
+__all__ = ["event_stream", "install", "json_answer", "json_body_of", "problems", "text_answer"]
 
 _TYPES: tuple[Any, ...] = (
     RunRequest,
+    InputAnswer,
     Problem,
     answers.CreatedRun,
     answers.Run,
@@ -29,6 +31,7 @@ _TYPES: tuple[Any, ...] = (
     answers.Result,
     answers.Pending,
     answers.Cancelling,
+    answers.Answered,
     answers.Health,
     answers.Capabilities,
 )
@@ -38,7 +41,7 @@ Responses = dict[int | str, dict[str, Any]]
 _WHEN = {
     400: "Bad input; `field` names the part.",
     403: "The cancel token is another run's.",
-    404: "No such run.",
+    404: "No such run, or it asked nothing of that id.",
     409: "The state forbids it; `code` says why.",
     413: "The body, or an item in it, is too large.",
     415: "The body is not declared as JSON.",
@@ -70,9 +73,9 @@ def event_stream(description: str) -> dict[str, Any]:
     return {"description": description, "content": {"text/event-stream": {"schema": {"type": "string"}}}}
 
 
-REQUEST_BODY: dict[str, Any] = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": _ref("RunRequest")}}}
-}
+def json_body_of(type_: type[msgspec.Struct]) -> dict[str, Any]:
+    """The body that a route needs, for its ``openapi_extra``."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _ref(type_.__name__)}}}}
 
 
 def _query(name: str, schema: Mapping[str, Any], description: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from broker.errors import BadRequest, InvalidRequest, RuncastError, StoreUnavailable
+from broker.errors import AlreadyAnswered, BadRequest, InvalidRequest, RuncastError, StoreUnavailable
 
 __all__ = [
     "MEDIA_TYPE",
@@ -59,6 +59,9 @@ PROBLEMS: dict[str, Kind] = {
     "run_exists": Kind(409, "The run exists"),
     "idempotency_conflict": Kind(409, "The idempotency key was used with another body"),
     "run_ended": Kind(409, "The run has ended"),
+    "unknown_request": Kind(404, "Nothing was asked under that id"),
+    "already_answered": Kind(409, "It has its answer"),
+    "too_many_asks": Kind(409, "The run waits for too many answers"),
     "claim_refused": Kind(409, "Claim refused"),
     "layout_mismatch": Kind(503, "This gateway does not fit the store's layout"),
     "fenced": Kind(409, "The run has another owner"),
@@ -81,7 +84,7 @@ _CODE_OF_STATUS = {400: "bad_request", 403: "forbidden", 404: "not_found", 405: 
 
 
 class Problem(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The body of every error."""
+    """The body of every error. ``already_answered`` has the ``answer`` that came first, and ``how`` it came about."""
 
     type: str
     title: str
@@ -89,6 +92,8 @@ class Problem(msgspec.Struct, kw_only=True, omit_defaults=True):
     code: str
     detail: str
     field: str | None = None
+    answer: str | None = None
+    how: str | None = None
 
 
 class Forbidden(RuncastError):
@@ -108,7 +113,10 @@ class UnsupportedMediaType(RuncastError):
 def problem_of(error: RuncastError) -> Problem:
     """The body for an error of ours. A code that the table lacks is answered as ``internal``, never as a crash."""
     code = error.code if error.code in PROBLEMS else "internal"
-    return _problem(code, str(error), field=error.field if isinstance(error, BadRequest) else None)
+    problem = _problem(code, str(error), field=error.field if isinstance(error, BadRequest) else None)
+    if isinstance(error, AlreadyAnswered):
+        problem.answer, problem.how = error.answer, error.how
+    return problem
 
 
 def _problem(code: str, detail: str, *, field: str | None = None, status: int | None = None) -> Problem:

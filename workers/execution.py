@@ -27,6 +27,7 @@ from broker.items import Cancelled, Event, Failed, Final, Item, Raw
 from broker.records import Beat, RunRecord
 from broker.requests import RunInput, RunRequest
 from workers import metrics
+from workers.asking import Answer, StoredAsks
 from workers.runner import Outcome, RunContext, Runner, RunnerFailed
 
 if TYPE_CHECKING:
@@ -42,6 +43,17 @@ _CANCEL_PATIENCE = 5.0
 _HURRY_PATIENCE = 3.0
 """How long a fence may take where the worker was told to end at once."""
 _MESSAGE_MAX = 4_000
+
+
+class _Input(msgspec.Struct):
+    """``d`` of the control entry ``input``, see answer.lua."""
+
+    request_id: str
+    answer: str
+    by: str = ""
+
+
+_input_decoder = msgspec.json.Decoder(_Input)
 
 
 class Execution:
@@ -62,6 +74,7 @@ class Execution:
             session_id=record.session_id,
             settings=broker.settings,
             publish=self._publish,
+            asks=StoredAsks(broker.runs, record.run_id, record.owner, lambda: self.publisher.epoch),
         )
         self._control: Subscription | None = None
         self._task: asyncio.Task[Outcome] | None = None
@@ -156,8 +169,9 @@ class Execution:
 
     async def _finish(self, outcome: Outcome) -> None:
         try:
+            await self.context.close_asks()
             if isinstance(outcome, Final):
-                await self.context.end_round()
+                await self.context.end(outcome)
             await self.publisher.seal(self.context.complete(outcome))
         except (StoreUnavailable, Fenced, Sealed):
             raise
@@ -277,8 +291,21 @@ class Execution:
 
     def _obey(self, entries: RawEntries) -> None:
         for _, fields in entries:
-            if dict(zip(fields[::2], fields[1::2], strict=False)).get(b"t") == b"cancel":
-                self.stop("cancelled")
+            entry = dict(zip(fields[::2], fields[1::2], strict=False))
+            match entry.get(b"t"):
+                case b"cancel":
+                    self.stop("cancelled")
+                case b"input":
+                    self._hear_answer(entry.get(b"d", b""))
+
+    def _hear_answer(self, d: bytes) -> None:
+        try:
+            given = _input_decoder.decode(d)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            # Somebody else's writing. What the record says counts, and is looked at.
+            log.warning("run %s: an entry of its control stream is no answer: %s", self.run_id, error)
+            return
+        self.context.answered(given.request_id, Answer(given.answer, "answered", given.by))
 
     # After the fence.
 

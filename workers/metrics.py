@@ -9,6 +9,9 @@ __all__ = [
     "CLAIMS",
     "CLAIMS_REFUSED",
     "FENCED",
+    "INPUT_ASKED",
+    "INPUT_OPEN",
+    "INPUT_SETTLED",
     "KILLED",
     "LOST_OUTCOMES",
     "OUTCOMES",
@@ -26,6 +29,14 @@ OUTCOMES = Counter("runcast_worker_outcomes", "Fences written", ["runner", "outc
 LOST_OUTCOMES = Counter("runcast_worker_outcomes_lost", "Outcomes that could not be stored")
 FENCED = Counter("runcast_worker_fenced", "Runs that were taken over while this worker still ran them")
 BEATS_FAILED = Counter("runcast_worker_beats_failed", "Beats that the store did not answer")
+
+INPUT_OPEN = Gauge("runcast_worker_input_open", "Approvals and questions that wait for a person now")
+INPUT_ASKED = Counter("runcast_worker_input_asked", "Approvals and questions that people were asked", ["kind"])
+INPUT_SETTLED = Counter(
+    "runcast_worker_input_settled",
+    "Of those, how many were answered, expired, or stopped with their run",
+    ["kind", "how"],
+)
 
 PROCESSES = Gauge("runcast_hermes_processes", "Supervised Hermes calls under way")
 KILLED = Counter("runcast_hermes_killed", "Processes that had to be killed after a Hermes call")

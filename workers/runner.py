@@ -12,19 +12,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
+from broker.asks import Kind
 from broker.errors import Fenced, InvalidItem, RuncastError, Sealed, StoreUnavailable
-from broker.items import FENCES, Cancelled, Failed, Final, Item, Message, Raw
-from broker.merge import Merger
+from broker.items import FENCES, Cancelled, Failed, Final, Item, Raw
 from broker.requests import RunRequest
 from broker.settings import Settings
+from workers.asking import Answer, Asking, AskStore
+from workers.rounds import Rounds
 
-__all__ = ["GROUP", "Outcome", "RunContext", "Runner", "RunnerFailed", "load_runners"]
+__all__ = ["GROUP", "Answer", "Outcome", "RunContext", "Runner", "RunnerFailed", "load_runners"]
 
 GROUP = "runcast.runners"
 log = logging.getLogger("runcast.worker")
@@ -49,6 +51,8 @@ class Runner(Protocol):
     anything else, returning nothing, or raising is a failure. It must watch ``context.stop`` and return soon after it
     is set; ``stop_grace`` (optional, seconds, 10) later it is cancelled. The fence is written as soon as ``run`` has
     returned, or at the end of that grace, so what takes time and makes no item belongs into ``context.defer``.
+
+    ``aclose`` (optional, a coroutine) is called once, when the worker ends, after the last run.
     """
 
     name: str
@@ -68,6 +72,7 @@ class RunContext:
         session_id: str | None,
         settings: Settings,
         publish: Callable[[Item | Raw], Awaitable[None]],
+        asks: AskStore | None = None,
     ) -> None:
         self.run_id, self.attempt, self.request = run_id, attempt, request
         self.session_id, self.settings = session_id, settings
@@ -77,40 +82,61 @@ class RunContext:
         self.hurry = False
         """The worker does not wait: end what is left without grace."""
         self.hermes_session_id: str | None = None
-        self.round = 1
         self.broken: RuncastError | None = None
         """Why nothing can be published any more, once that is so."""
         self._publish = publish
-        self._merger = Merger()
+        self._asking = None if asks is None else Asking(asks, settings, emit=self.emit, broke=self.break_off)
+        self._rounds = Rounds()
         self._deferred: list[Callable[[], Awaitable[None]]] = []
-        self._settled = 0
 
     async def emit(self, item: Item | Raw) -> None:
         """Publish an item. Waits while the store is slower than the runner: back-pressure.
 
-        A delta of a later round first closes the one before with its ``message`` item. Cancelled while it waits, the
-        item was not taken. Raises ``InvalidItem``, and what ends the run: ``Fenced``, ``Sealed``, ``OutageTooLong``.
+        A delta of a later round first closes the one before with its ``message`` item. A ``message`` that is not the
+        merge of its round's items is preceded by ``event merge.mismatch``. Cancelled while it waits, the item was not
+        taken. Raises ``InvalidItem``, and what ends the run: ``Fenced``, ``Sealed``, ``OutageTooLong``.
         """
         type_ = item.type if isinstance(item, Raw) else str(type(item).__struct_config__.tag)
         if type_ in FENCES:
             raise InvalidItem(f"a runner returns its outcome, it does not emit {type_!r}")
         round_ = _round_of(item, type_)
-        if round_ is not None and round_ > self.round:
+        if round_ is not None and round_ > self._rounds.current:
             await self.end_round()
-            self.round = round_
+            self._rounds.current = round_
+        for event in self._rounds.mismatch(item):
+            await self._put(event)
         await self._put(item)
-        if type_ == "message" and round_ is not None:
-            self._settled = max(self._settled, round_)
 
     async def end_round(self) -> None:
         """Emit the merged ``message`` of the round under way, if it has content and was not closed yet."""
-        number = max(self.round, self._merger.rounds)
-        if number <= self._settled:
-            return
-        message = self._merger.message(number)
-        if message is not None:
-            self._settled = number
-            await self._put(Message(round=number, message=message))
+        for message in self._rounds.closing():
+            await self._put(message)
+
+    async def ask(
+        self,
+        kind: Kind,
+        payload: Mapping[str, Any],
+        *,
+        choices: Sequence[str] = (),
+        free: bool = False,
+        timeout: float | None = None,
+        otherwise: str,
+    ) -> Answer:
+        """Ask a person, and wait for the answer. Several may be open at once.
+
+        ``payload`` is what he is to see: of an approval ``command`` and ``description``, of a question ``question``.
+        ``choices`` are answers that are allowed; with ``free`` any other text is, too. Where nobody answers within
+        ``timeout`` seconds (``None``: ``settings.input_timeout``), or the run is to stop, it is ``otherwise``.
+
+        Items: ``approval.requested`` or ``question.asked``, then ``input.answered``. Cancelled, the ask is closed, and
+        that item follows. While the store is away it waits. Raises ``InvalidItem`` (nobody could answer that),
+        ``TooManyAsks``, and what ends the run, as ``emit`` does.
+        """
+        if self._asking is None:
+            raise RunnerFailed("input_unavailable", "nobody can be asked here: this run has no store")
+        if self.broken is not None:
+            raise self.broken
+        return await self._asking.ask(kind, payload, choices=choices, free=free, timeout=timeout, otherwise=otherwise)
 
     def defer(self, cleanup: Callable[[], Awaitable[None]]) -> None:
         """Have ``cleanup`` awaited after the fence was written, whichever it was. The last deferred comes first."""
@@ -123,15 +149,32 @@ class RunContext:
         if self.stop_reason is None:
             self.stop_reason = reason
         self.stop.set()
+        if self._asking is not None:
+            self._asking.stop()
 
     def break_off(self, error: RuncastError) -> None:
         """Nothing may be published any more: every ``emit`` raises ``error`` from now on."""
         self.broken = self.broken or error
         self.request_stop(error.code)
 
+    def answered(self, request_id: str, answer: Answer) -> None:
+        """A person answered what the runner asked."""
+        if self._asking is not None:
+            self._asking.delivered(request_id, answer)
+
+    async def close_asks(self) -> None:
+        """Settle what is still asked, and say so: the fence follows. Returns when the store has answered."""
+        if self._asking is not None:
+            await self._asking.close()
+
+    async def end(self, outcome: Final) -> None:
+        """Close the last round, and say where the runner's message differs from its items. Before the fence."""
+        for item in self._rounds.ending(outcome):
+            await self._put(item)
+
     def complete(self, outcome: Outcome) -> Outcome:
         """The outcome with what the runner left empty."""
-        merged = self._merger
+        merged = self._rounds.merger
         seen: dict[str, Any] = {"hermes_session_id": self.hermes_session_id, "usage": merged.usage, "cost": merged.cost}
         if isinstance(outcome, Final):
             seen |= {"message": merged.message(), "rounds": merged.rounds}
@@ -141,6 +184,8 @@ class RunContext:
         return msgspec.structs.replace(outcome, **missing)
 
     async def clean_up(self) -> None:
+        if self._asking is not None:
+            await self._asking.abandon()
         while self._deferred:
             try:
                 await self._deferred.pop()()
@@ -157,7 +202,7 @@ class RunContext:
         except (Fenced, Sealed, StoreUnavailable) as error:
             self.break_off(error)
             raise
-        self._merger.add(item)
+        self._rounds.add(item)
 
 
 _ROUNDED = frozenset({"message.delta", "reasoning.delta", "refusal.delta", "annotation", "tool_call.delta", "message"})

@@ -19,8 +19,13 @@ the same items, whatever the machine (times aside)::
 | ``fail=K`` | fails after K text deltas with code ``scripted_failure`` | never |
 | ``crash=K`` | raises after K text deltas | never |
 | ``hang=K`` | says nothing more after K text deltas, until it is stopped | never |
+| ``ask=K`` | asks for an approval after K text deltas; the answer becomes a text delta, ``[approval: once] `` | never |
+| ``question=K`` | asks a question after K text deltas; the answer becomes a text delta, ``[answer: blue] `` | never |
+| ``patience=S`` | seconds that people have for an answer; 0: the worker's setting | 0 |
 | ``noend=1`` | returns without an outcome | 0 |
 | ``stubborn=1`` | takes no notice of a stop | 0 |
+
+With ``approvals: "ask"`` each tool call needs an approval, and fails without.
 
 Token ``i`` (from 1, over the whole run) is ``w<i> `` unless the demo text is used.
 """
@@ -36,6 +41,7 @@ from typing import Any, cast
 
 import msgspec
 
+from broker.asks import Kind
 from broker.items import (
     Cost,
     Event,
@@ -45,10 +51,11 @@ from broker.items import (
     ReasoningDelta,
     ToolCallDelta,
     ToolCompleted,
+    ToolFailed,
     ToolStarted,
     Usage,
 )
-from workers.runner import RunContext, RunnerFailed
+from workers.runner import Answer, RunContext, RunnerFailed
 
 __all__ = ["Script", "ScriptedRunner", "parse_script"]
 
@@ -64,6 +71,8 @@ _THOUGHTS = ("First a word, then the clock. ", "The clock answered, so sum up. "
 _DEMO_RATE = 18.0
 _TOOL = "clock"
 _DEMO_MESSAGE_MAX = 200
+_CHOICES = ("once", "session", "always", "deny")
+_COLOURS = ("red", "green", "blue")
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,9 @@ class Script:
     fail: int = -1
     crash: int = -1
     hang: int = -1
+    ask: int = -1
+    question: int = -1
+    patience: float = 0.0
     noend: int = 0
     stubborn: int = 0
 
@@ -163,6 +175,8 @@ class _Play:
         self._started = time.monotonic()
         self._sent = 0
         self._words = 0
+        self._asked: set[str] = set()
+        self._approved = context.request.input.approvals != "ask"
         self._totals = {"input_tokens": 0, "output_tokens": 0, "cache_read_tokens": 0}
         self._cost = Decimal(0)
 
@@ -182,10 +196,10 @@ class _Play:
             await self._emit(ReasoningDelta(round=number, text=thought))
         index = 1 if self._script.reasoning else 0
         for word in words:
-            await self._turn()
+            await self._turn(number, index)
             await self._emit(MessageDelta(round=number, index=index, text=word))
             self._words += 1
-        await self._turn(end=True)
+        await self._turn(number, index, end=True)
         last = number == len(self._rounds)
         if not last:
             for part in _call_deltas(number, index + 1):
@@ -195,9 +209,10 @@ class _Play:
         await self._count(number, len(words))
         await self._context.end_round()
 
-    async def _turn(self, *, end: bool = False) -> None:
+    async def _turn(self, number: int, index: int, *, end: bool = False) -> None:
         """What the script has in store before the next word."""
         script = self._script
+        await self._ask_people(number, index)
         if script.fail == self._words:
             raise RunnerFailed("scripted_failure", f"failed after {self._words} tokens, as the script says")
         if script.crash == self._words:
@@ -207,8 +222,34 @@ class _Play:
         if script.silence and not end and self._words == script.tokens // 2:
             await self._pause(script.silence)
 
+    async def _ask_people(self, number: int, index: int) -> None:
+        if self._script.ask == self._words and "ask" not in self._asked:
+            self._asked.add("ask")
+            answer = await self._approval("rm -rf build", "The script wants to remove the folder “build”.")
+            await self._emit(MessageDelta(round=number, index=index, text=f"[approval: {answer.value}] "))
+        if self._script.question == self._words and "question" not in self._asked:
+            self._asked.add("question")
+            answer = await self._ask("question", {"question": "Which colour?"}, _COLOURS, free=True, otherwise="none")
+            await self._emit(MessageDelta(round=number, index=index, text=f"[answer: {answer.value}] "))
+
+    async def _approval(self, command: str, description: str) -> Answer:
+        payload = {"command": command, "description": description}
+        return await self._ask("approval", payload, _CHOICES, otherwise="deny")
+
+    async def _ask(self, kind: Kind, payload: dict[str, Any], choices: tuple[str, ...], **more: Any) -> Answer:
+        began = time.monotonic()
+        answer = await self._context.ask(kind, payload, choices=choices, timeout=self._script.patience or None, **more)
+        self._started += time.monotonic() - began  # waiting for people is no debt to be caught up with
+        return answer
+
     async def _tool(self, number: int) -> None:
         tool: dict[str, Any] = {"call_id": _call_id(number), "name": _TOOL, "component_id": f"tool:{_TOOL}"}
+        if not self._approved:
+            answer = await self._approval(f"{_TOOL} {number}", "The agent wants to look at the clock of this machine.")
+            self._approved = answer.value in ("session", "always")
+            if answer.value == "deny":
+                await self._emit(ToolFailed(error="nobody allowed it", duration_ms=0, **tool))
+                return
         await self._emit(ToolStarted(args={"round": number}, **tool))
         await self._pause(self._script.tool_s)
         await self._emit(ToolCompleted(result=f"tick {number}", duration_ms=self._script.tool_s * 1000, **tool))

@@ -103,6 +103,7 @@ class Worker:
                 await self._let_runs_end()
             finally:
                 await self._stop_runs()
+                await self._close_runners()
                 await self._announce("worker.stopped")
 
     @contextlib.asynccontextmanager
@@ -281,6 +282,17 @@ class Worker:
         while self._running:
             await asyncio.wait(set(self._running))
         await self._drop_link()
+
+    async def _close_runners(self) -> None:
+        """What a runner keeps for all its runs (a server, say) ends with the worker."""
+        for name, runner in self.runners.items():
+            close = getattr(runner, "aclose", None)
+            if close is None:
+                continue
+            try:
+                await close()
+            except Exception:
+                log.exception("closing the runner %r failed", name)
 
 
 async def _result(task: asyncio.Task[Taken | None]) -> Taken | None:

@@ -1,4 +1,4 @@
-"""``/v1/runs``: create, list, look, items, result, cancel. The stream is served by gateway/viewer.py."""
+"""``/v1/runs``: create, list, look, items, result, cancel, input. The stream is served by gateway/viewer.py."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from broker.items import parse_modes
 from broker.requests import RunRequest
 from broker.runs import RunRecord
 from gateway.answers import (
+    Answered,
     Cancelling,
     CreatedRun,
     ItemPage,
@@ -33,9 +34,9 @@ from gateway.answers import (
     view,
 )
 from gateway.auth import check_cancel_token, principal_of
-from gateway.bodies import json_body
+from gateway.bodies import InputAnswer, json_body
 from gateway.connection import Connection
-from gateway.openapi import REQUEST_BODY, json_answer, problems
+from gateway.openapi import json_answer, json_body_of, problems
 from gateway.paging import ItemsAsked, read_page
 from gateway.problems import decode_body
 from gateway.routes.get import get
@@ -48,6 +49,7 @@ SEQ_MAX = (1 << 63) - 1
 RUNS_MAX = 200
 ITEMS_MAX = 1_000
 _decoder = msgspec.json.Decoder(RunRequest)
+_answer_decoder = msgspec.json.Decoder(InputAnswer)
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}\Z")
 
 RunId = Annotated[str, Path(description="1 to 128 of A-Z, a-z, 0-9, “_”, “.”, “-”")]
@@ -69,7 +71,7 @@ def _connection(request: Request) -> Connection:
         200: json_answer(CreatedRun, "The same idempotency key and body were sent before: that run, and its token."),
         **problems(400, 409, 413, 415, 422, 503),
     },
-    openapi_extra=REQUEST_BODY,
+    openapi_extra=json_body_of(RunRequest),
 )
 async def create_run(request: Request, idempotency_key: Annotated[str | None, Header()] = None) -> Response:
     """Start a run. With `Idempotency-Key` the same request may be repeated after a lost answer."""
@@ -231,6 +233,28 @@ async def cancel_run(
         await check_cancel_token(broker, run_id, x_cancel_token)
         record = await broker.runs.cancel(run_id)
     return answer(Cancelling(run_id=record.run_id, status=record.status, cancel_requested=True), 202)
+
+
+@router.post(
+    "/{run_id}/input",
+    response_model=None,
+    responses={
+        200: json_answer(Answered, "It is the answer; the run's worker has it as soon as it reads."),
+        **problems(400, 404, 409, 413, 415, 422, 503),
+    },
+    openapi_extra=json_body_of(InputAnswer),
+)
+async def answer_input(request: Request, run_id: RunId) -> Response:
+    """Answer what the run asked a person (`pending_input`, `event approval.requested`, `event question.asked`).
+
+    The first answer counts, whoever gives it; every later one gets 409 with what it was. It is kept: a worker that is
+    away finds it when it is back.
+    """
+    given: InputAnswer = decode_body(_answer_decoder, await json_body(request))
+    async with _connection(request).within() as broker:
+        settled = await broker.runs.answer(run_id, given.request_id, given.answer, principal=principal_of(request))
+    # Only a running run takes answers.
+    return answer(Answered(run_id=run_id, request_id=settled.request_id, answer=settled.answer, status="running"))
 
 
 async def _no_stream(request: Request) -> Response:

@@ -8,6 +8,8 @@ export class ProblemError extends Error {
     this.code = problem.code || `http_${status}`;
     this.field = problem.field || null;
     this.title = problem.title || "";
+    this.answer = problem.answer; // of a request that had its answer already
+    this.how = problem.how;
   }
 }
 

@@ -117,6 +117,7 @@ function asked(form) {
   const value = (name) => form.elements[name].value.trim();
   const body = { runner: value("runner"), input: { message: form.elements.prompt.value } };
   if (value("model")) body.input.model = value("model");
+  if (value("approvals") === "ask") body.input.approvals = "ask";
   if (value("session")) body.session_id = value("session");
   const extra = metadata(form.elements.metadata.value);
   if (Object.keys(extra).length) body.metadata = extra;
@@ -155,6 +156,7 @@ $("prompt").addEventListener("keydown", (event) => {
 });
 
 $("cancel").addEventListener("click", () => current?.cancel());
+$("asks").addEventListener("click", () => current?.visitAsk());
 
 $("skip").addEventListener("click", (event) => {
   event.preventDefault();

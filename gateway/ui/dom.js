@@ -14,3 +14,10 @@ export function problem(id, text) {
 }
 
 export const STATUS_MARKS = { queued: "○", running: "●", completed: "✓", failed: "✕", cancelled: "–" };
+
+export function make(tag, className = "", text = "") {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  if (text) element.textContent = text;
+  return element;
+}

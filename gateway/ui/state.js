@@ -6,6 +6,8 @@
 
 const STATUS_OF_FENCE = { final: "completed", failed: "failed", cancelled: "cancelled" };
 const QUIET_EVENTS = new Set(["model.started", "model.completed", "run.started"]);
+const ASKS = { "approval.requested": "approval", "question.asked": "question" };
+const ASK_FIELDS = new Set(["request_id", "choices", "free", "timeout_s", "expires_at", "truncated_bytes"]);
 const LOUD_EVENTS = /warning|error|limit|fallback|retry|mismatch|rewound/;
 const ENVELOPE = new Set(["run_id", "seq", "ts", "component_id", "name", "session_id", "parent_run_id"]);
 
@@ -148,8 +150,37 @@ export class RunState {
     this.say(status === "failed" ? `Tool ${entry.name} failed` : `Tool ${entry.name} finished`);
   }
 
+  /** What the run asks people. `expires`: seconds since the epoch. Known already, it stays as it is. */
+  asked(kind, { request_id: id, choices = [], free = false, expires, payload }) {
+    const known = this.byKey.get(`ask/${id}`);
+    if (known) return known;
+    const { command, question, description, truncated_bytes: missing, ...rest } = payload;
+    const entry = { kind: "ask", id, what: kind, choices, free, expires, settled: null, missing };
+    entry.title = kind === "approval" ? "Approval needed" : "Question";
+    Object.assign(entry, { command: command ?? "", text: question ?? description ?? "", rest: textOfFields(rest) });
+    if (question && description) entry.text = `${question}\n\n${description}`;
+    this.say(`${entry.title}: ${[entry.text, entry.command].filter(Boolean).join(". ")}`);
+    return this.add(entry, `ask/${id}`);
+  }
+
+  /** `how`: answered, expired, stopped; or ended, where the run is over without a word on it. */
+  settled(id, how, answer = "") {
+    const entry = this.byKey.get(`ask/${id}`);
+    if (!entry || entry.settled) return;
+    entry.settled = { how, answer };
+    this.touch(entry);
+    if (how === "answered") this.say(`Answered: ${answer}`);
+    else if (how === "expired") this.say("Nobody answered in time");
+  }
+
+  /** The asks that wait for somebody. */
+  get waiting() {
+    return this.entries.filter((entry) => entry.kind === "ask" && !entry.settled);
+  }
+
   fence(item, type) {
     this.status = STATUS_OF_FENCE[type];
+    for (const entry of this.waiting) this.settled(entry.id, "ended");
     if (item.usage) this.usage = item.usage;
     if (item.cost) this.cost = item.cost;
     for (const entry of this.entries) {
@@ -163,9 +194,16 @@ export class RunState {
 
 const place = (item) => `${item.component_id ?? "agent"}/${item.round ?? 1}/${item.choice ?? 0}`;
 
+const shown = (value) => (typeof value === "object" ? JSON.stringify(value) : value);
+
 function payloadOf(item) {
   const rest = Object.entries(item).filter(([name]) => !ENVELOPE.has(name));
-  return rest.map(([name, value]) => `${name}: ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
+  return rest.map(([name, value]) => `${name}: ${shown(value)}`).join(", ");
+}
+
+function textOfFields(fields) {
+  const rest = Object.entries(fields).filter(([name, value]) => !ASK_FIELDS.has(name) && value !== null && value !== "");
+  return rest.map(([name, value]) => `${name}: ${shown(value)}`).join("\n");
 }
 
 const CONTROL = new Set(["end", "reset", "gap", "cursor", "open"]);
@@ -237,6 +275,11 @@ const RULES = {
       this.clear();
       this.note("warn", `Attempt ${item.attempt ?? "2"}`, "The run was started again; what came before is discarded.");
       this.say("The run was started again");
+    } else if (ASKS[item.name]) {
+      const payload = Object.fromEntries(Object.entries(item).filter(([name]) => !ENVELOPE.has(name)));
+      this.asked(ASKS[item.name], { ...item, expires: item.expires_at, payload });
+    } else if (item.name === "input.answered") {
+      this.settled(item.request_id, item.how, item.answer);
     } else if (!QUIET_EVENTS.has(item.name)) {
       this.note(LOUD_EVENTS.test(item.name) ? "warn" : "quiet", item.name, payloadOf(item));
     }

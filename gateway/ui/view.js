@@ -1,16 +1,11 @@
 // Draws what changed in a run, and nothing else. Text goes to the end of its text node: what is there is not touched.
 
+import { buildAsk } from "./asks.js";
+import { make } from "./dom.js";
 import { brief, duration, pretty } from "./words.js";
 
 const PIECE = 8_000; // characters in one text node: appending to a huge one is slow
 const LONG = 6_000; // a tool's result beyond that is folded
-
-function make(tag, className = "", text = "") {
-  const element = document.createElement(tag);
-  if (className) element.className = className;
-  if (text) element.textContent = text;
-  return element;
-}
 
 /** A block of growing text. */
 class Grown {
@@ -41,8 +36,10 @@ const MARKS = { called: "…", running: "▸", completed: "✓", failed: "✕", 
 const WORDS = { called: "being called", running: "running", completed: "done", failed: "failed", unfinished: "not finished" };
 
 export class RunView {
-  constructor(output) {
+  /** `answer(id, text)` sends what somebody answered, and throws what `request` throws. */
+  constructor(output, answer) {
     this.output = output;
+    this.answer = answer;
     this.drawn = new Map();
     output.replaceChildren();
   }
@@ -56,7 +53,7 @@ export class RunView {
     for (const entry of state.changed) {
       let parts = this.drawn.get(entry);
       if (!parts) {
-        parts = BUILD[entry.kind](entry);
+        parts = BUILD[entry.kind](entry, this.answer);
         this.drawn.set(entry, parts);
         this.output.append(parts.element);
       }
@@ -65,11 +62,17 @@ export class RunView {
     state.drawn();
   }
 
-  /** Running tools' clocks. */
+  /** The clocks of running tools and open asks. */
   tick() {
     for (const [entry, parts] of this.drawn) {
       if (entry.kind === "tool" && entry.status === "running") parts.clock(entry);
+      if (entry.kind === "ask" && !entry.settled) parts.clock(entry);
     }
+  }
+
+  /** Bring an entry onto the screen, and the keyboard to it. */
+  visit(entry) {
+    this.drawn.get(entry)?.visit?.();
   }
 }
 
@@ -178,4 +181,4 @@ function buildNote(entry) {
   return { element, update: () => {} };
 }
 
-const BUILD = { text: buildText, reasoning: buildText, refusal: buildText, tool: buildTool, note: buildNote };
+const BUILD = { text: buildText, reasoning: buildText, refusal: buildText, tool: buildTool, note: buildNote, ask: buildAsk };

@@ -40,7 +40,7 @@ export class Watched {
     this.ended = ended;
     this.record = null;
     this.state = new RunState();
-    this.view = new RunView($("output"));
+    this.view = new RunView($("output"), (id, answer) => this.answer(id, answer));
     this.follow = true;
     this.closed = false;
     this.asked = false;
@@ -82,10 +82,42 @@ export class Watched {
     this.feed?.close();
   }
 
+  /** Retention may have removed the item of an ask that is open still: the record has it. */
+  async recover() {
+    await this.refresh();
+    for (const { kind, expires_at: until, ...ask } of this.record.pending_input ?? []) {
+      this.state.asked(kind, { ...ask, expires: Date.parse(until) / 1000 });
+    }
+    this.flush();
+  }
+
+  async answer(id, answer) {
+    const body = { request_id: id, answer };
+    try {
+      await request(`${runPath(this.id)}/input`, { method: "POST", body });
+    } catch (error) {
+      if (error.code === "already_answered" && !this.closed) this.#first(id, error);
+      throw error;
+    }
+  }
+
+  /** Somebody else was quicker, and the item that says so is on its way, unless retention has removed it. */
+  #first(id, error) {
+    this.state.settled(id, error.how ?? "answered", error.answer ?? "");
+    this.flush();
+  }
+
+  visitAsk() {
+    const [first] = this.state.waiting;
+    this.follow = false;
+    if (first) this.view.visit(first);
+  }
+
   // What the feed tells.
 
   frame(type, item) {
     this.state.apply(type, item);
+    if (type === "gap") this.lacking = true;
     if (type === "end") this.state.status = item.status ?? this.state.status;
   }
 
@@ -93,7 +125,12 @@ export class Watched {
     if (this.closed) return;
     this.view.draw(this.state);
     this.#head();
-    if (this.follow) toNewest();
+    if (this.lacking) {
+      this.lacking = false;
+      this.recover().catch(() => {});
+    }
+    // Whoever is about to answer keeps what he answers before his eyes.
+    if (this.follow && !document.activeElement?.closest('.ask[data-state="open"]')) toNewest();
     else $("jump").hidden = window.scrollY >= bottom() - 40;
     announce(this.state.announcements.splice(0));
     if (this.state.ended && !this.finished) {
@@ -144,7 +181,10 @@ export class Watched {
     const { state, record } = this;
     set($("run-title"), record?.title || this.id);
     const status = this.unknown ? "unknown" : state.status;
-    document.title = `${STATUS_MARKS[status] ?? ""} ${record?.title || this.id} · Runcast`;
+    const asks = state.waiting.length;
+    $("asks").hidden = !asks;
+    set($("asks"), asks === 1 ? "Waits for your answer" : `Waits for ${asks} answers`);
+    document.title = `${asks ? "?" : (STATUS_MARKS[status] ?? "")} ${record?.title || this.id} · Runcast`;
     set($("status"), this.asked && !state.ended ? "cancelling" : status);
     $("status").dataset.status = status;
     const cancel = $("cancel");

@@ -9,6 +9,13 @@ export function duration(seconds) {
   return h ? `${h} h ${m} min` : `${m} min ${s} s`;
 }
 
+/** How long somebody has for an answer. */
+export function remaining(seconds) {
+  if (seconds <= 0) return "The time for an answer is over";
+  if (seconds < 60) return `${Math.ceil(seconds)} s left to answer`;
+  return `${Math.ceil(seconds / 60)} min left to answer`;
+}
+
 export function ago(iso, now = Date.now()) {
   const seconds = Math.max(0, (now - Date.parse(iso)) / 1000);
   if (seconds < 45) return "just now";

@@ -90,4 +90,6 @@ KEYS_OF = {
     "beat": ("record",),
     "takeover": ("record", "items", "control", "live", "runs", "bus"),
     "cancel": ("record", "items", "control", "live", "bus"),
+    "ask": ("record", "bus"),
+    "answer": ("record", "control", "bus"),
 }

@@ -545,6 +545,121 @@ async def test_cancel_after_the_end(registry: Registry) -> None:
     assert await registry.script("cancel", "r", "r", '{"code":"c"}') == [b"ENDED", b"completed", 0]
 
 
+# ask and answer
+
+
+ASK = '{"kind":"approval","choices":["once","deny"],"free":false,"payload":{"command":"ls"}}'
+
+
+async def ask(registry: Registry, id_: str = "q", d: str = ASK, owner: str = "me", seconds: Any = 60) -> Any:
+    return await registry.script("ask", "r", "r", owner, 1, id_, seconds, d)
+
+
+async def answer(registry: Registry, text: str, id_: str = "q", how: str = "answered", by: str = "") -> Any:
+    return await registry.script("answer", "r", "r", id_, text, how, by)
+
+
+async def test_ask_registers_and_tells(registry: Registry) -> None:
+    assert await ask(registry) == [b"NOTFOUND"]
+    await create(registry, "r")
+    assert await ask(registry, owner="") == [b"FENCED"]
+    assert (await registry.script("claim", "r", "r", 1, "me"))[0] == b"OK"
+    assert await ask(registry, owner="other") == [b"FENCED"]
+    before = await record(registry)
+    status, asked, expires = await ask(registry, seconds="2.5")
+    assert (status, float(expires) - float(asked)) == (b"OK", pytest.approx(2.5, abs=1e-4))
+    after = await record(registry)
+    assert (after.pop("asks"), after.pop("ask:q")) == (
+        "1+q",
+        f'{{"attempt":1,"asked_at":{asked.decode()},"expires_at":{expires.decode()},{ASK[1:]}',
+    )
+    assert after == before
+    assert await ask(registry, d="whatever") == [b"OK", asked, expires], "known already"
+    assert await registry.news("r") == ["run.created", "run.started", "run.input_requested"]
+    await append(registry, 1, FINAL)
+    assert await ask(registry, "later") == [b"SEALED", 1]
+
+
+@pytest.mark.parametrize(
+    ("id_", "d", "seconds"),
+    [
+        ("a b", ASK, 60),
+        ("x" * 129, ASK, 60),
+        ("q", ASK, 0),
+        ("q", ASK, "soon"),
+        ("q", "no json", 60),
+        ("q", "[]", 60),
+        ("q", "{}", 60),
+        ("q", " " + ASK, 60),
+        ("q", ASK.replace("approval", "order"), 60),
+        ("q", ASK.replace('"once","deny"', ""), 60),
+        ("q", ASK.replace('"deny"', "3"), 60),
+        ("q", ASK.replace('"deny"', '""'), 60),
+        ("q", ASK.replace('["once","deny"]', '"once"'), 60),
+        ("q", ASK.replace("false", "0"), 60),
+        ("q", ASK.replace('{"command":"ls"}', '"ls"'), 60),
+        ("q", ASK.replace('"kind"', '"attempt":9,"kind"'), 60),
+        ("q", ASK.replace('"kind"', '"how":"answered","kind"'), 60),
+    ],
+)
+async def test_ask_refuses_what_nobody_could_answer(registry: Registry, id_: str, d: str, seconds: Any) -> None:
+    await claimed(registry)
+    before = await record(registry)
+    assert (await ask(registry, id_, d, seconds=seconds))[0] == b"BADASK"
+    assert (await ask(registry, d=ASK.replace("ls", "x" * 131_072)))[:1] == [b"TOOBIG"]
+    assert await record(registry) == before
+
+
+async def test_answer_settles_once_and_tells_the_owner(registry: Registry) -> None:
+    assert await answer(registry, "once") == [b"NOTFOUND"]
+    await claimed(registry)
+    assert await answer(registry, "once") == [b"UNKNOWN"]
+    await ask(registry)
+    assert await answer(registry, "maybe") == [b"BADANSWER", b"approval", b"once", b"deny"]
+    assert await answer(registry, "x" * 16_385) == [b"TOOBIG", 16_385, 16_384]
+    with pytest.raises(StoreError, match="how must be"):
+        await answer(registry, "once", how="guessed")
+    assert await answer(registry, "once", by="anna") == [b"OK", b"approval"]
+    settled = await record(registry)
+    assert settled["asks"] == "1-q"
+    marker = json.loads(settled["ask:q"])
+    assert set(marker) == {"attempt", "asked_at", "expires_at", "answer", "by", "how", "kind"}
+    for how in ("answered", "expired", "stopped"):
+        assert await answer(registry, "deny", how=how) == [b"SETTLED", b"answered", b"once", b"anna"]
+    ((_, fields),) = await registry.store.call("XRANGE", registry.keys.control("r"), "-", "+")
+    assert fields[:2] == [b"t", b"input"]
+    entry = json.loads(fields[3])
+    assert (entry["request_id"], entry["answer"], entry["by"]) == ("q", "once", "anna")
+    assert (await registry.news("r"))[-2:] == ["run.input_requested", "run.input_answered"]
+    await append(registry, 1, FINAL)
+    assert await answer(registry, "deny") == [b"SETTLED", b"answered", b"once", b"anna"]
+
+
+async def test_the_owner_settles_with_any_word_and_needs_no_telling(registry: Registry) -> None:
+    await claimed(registry)
+    await ask(registry)
+    assert await answer(registry, "whatever", how="expired") == [b"OK", b"approval"]
+    assert await registry.store.call("EXISTS", registry.keys.control("r")) == 0
+    assert await answer(registry, "once") == [b"SETTLED", b"expired", b"whatever", b""]
+
+
+async def test_answer_after_the_end_and_in_a_further_attempt(registry: Registry) -> None:
+    await claimed(registry, lost="retry")
+    await ask(registry)
+    seen = await record(registry)
+    assert (await takeover(registry, seen["owner"], seen["beat"]))[0] == b"QUEUED"
+    assert await answer(registry, "once") == [b"VOID"]
+    assert (await registry.script("claim", "r", "r", 2, "me2"))[0] == b"OK"
+    assert await answer(registry, "once") == [b"VOID"]
+    assert (await registry.script("ask", "r", "r", "me2", 2, "q2", 60, ASK))[0] == b"OK"
+    assert (await record(registry))["asks"] == "1+q 2+q2"
+    assert await registry.script("cancel", "r", "r", '{"code":"c"}') == [b"OK", b"running"]
+    assert await answer(registry, "once", "q2") == [b"OK", b"approval"], "a run that is to stop may be answered still"
+    assert (await registry.script("ask", "r", "r", "me2", 2, "q3", 60, ASK))[0] == b"OK"
+    assert (await registry.script("append", "r", "r", "me2", 2, 1, *FINAL))[0] == b"OK"
+    assert await answer(registry, "once", "q3") == [b"ENDED", b"completed"]
+
+
 async def test_the_stored_delta_is_what_the_fast_check_knows() -> None:
     """The pattern in append.lua is for the form in which items.py writes a text delta."""
     from broker.items import MessageDelta, encode

@@ -15,7 +15,7 @@ import uvicorn
 
 from broker import api
 from broker.api import Broker
-from broker.items import Final, Item, MessageDelta, encode
+from broker.items import Event, Final, Item, MessageDelta, encode
 from broker.runs import RunRecord
 from broker.settings import Settings
 from gateway.app import Gateway, create_app
@@ -110,6 +110,27 @@ class Script:
 
     async def say(self, *texts: str) -> int:
         return await self.append(*(MessageDelta(text=text) for text in texts))
+
+    async def ask(self, request_id: str = "q1", **fields: Any) -> None:
+        """Registered and shown, as a worker does it; an approval of ``rm -rf build`` unless said otherwise."""
+        given: dict[str, Any] = {
+            "kind": "approval",
+            "payload": {"command": "rm -rf build", "description": "deletes the folder “build”"},
+            "choices": ["once", "session", "always", "deny"],
+            "free": False,
+            "timeout": 300.0,
+            **fields,
+        }
+        asked = await self._broker.runs.asks.ask(self.id, self.record.owner, self.record.epoch, request_id, **given)
+        name = {"approval": "approval.requested", "question": "question.asked"}[given["kind"]]
+        shown = {"request_id": request_id, "choices": given["choices"], "free": given["free"]}
+        times = {"timeout_s": given["timeout"], "expires_at": asked.expires_at}
+        await self.append(Event(name=name, payload={**given["payload"], **shown, **times}))
+
+    async def settled(self, request_id: str, answer: str, how: str = "answered") -> None:
+        """The item that closes an ask on every screen."""
+        said = {"request_id": request_id, "kind": "approval", "answer": answer, "how": how}
+        await self.append(Event(name="input.answered", payload=said))
 
     async def end(self, **fields: Any) -> int:
         return await self.append(Final(message={"role": "assistant", "content": "done"}, rounds=1, **fields))

@@ -269,3 +269,162 @@ async def test_a_gateway_that_restarts_loses_and_doubles_nothing(
         await run.end()
         await shows(page, "#connection", "complete")
         assert await page.locator(".block.text .body").inner_text() == "one two three"
+
+
+async def test_an_approval_is_answered_with_a_button(page: Any, address: str, play: Play, broker: Broker) -> None:
+    run = await play("clean up")
+    await page.goto(f"{address}/#run={run.id}")
+    await run.ask()
+    await shows(page, ".ask[data-state=open] .ask-title", "Approval needed")
+    await shows(page, ".ask-command", "rm -rf build")
+    await shows(page, ".ask-text", "deletes the folder “build”")
+    await shows(page, ".ask-state", "5 min left")
+    await shows(page, "#asks", "Waits for your answer")
+    await shows(page, "#announce", "Approval needed: deletes the folder “build”. rm -rf build")
+    assert (await page.title()).startswith("? clean up")
+    buttons = await page.locator(".ask-buttons button").all_inner_texts()
+    assert buttons == ["Approve once", "Approve for this session", "Always approve", "Deny"]
+    assert await page.locator(".ask-form").count() == 0
+    await page.click("text=Approve for this session")
+    await shows(page, ".ask-state", "Sent: session")
+    settled = await broker.runs.asks.look(run.id, "q1")
+    assert settled is not None
+    assert (settled.answer, settled.how) == ("session", "answered")
+    assert await page.locator(".ask-buttons button:enabled").count() == 0
+    await run.settled("q1", "session")
+    await shows(page, ".ask[data-state=answered] .ask-state", "Answered: session")
+    assert await page.locator(".ask-buttons").is_hidden()
+    assert await page.locator("#asks").is_hidden()
+    await run.end()
+    await shows(page, ".ask-state", "Answered: session")
+
+
+async def test_a_question_is_answered_with_the_keyboard(page: Any, address: str, play: Play, broker: Broker) -> None:
+    run = await play()
+    await page.goto(f"{address}/#run={run.id}")
+    await run.ask(kind="question", payload={"question": "Which colour?"}, choices=["red", "green"], free=True)
+    await shows(page, ".ask-text", "Which colour?")
+    await page.press("#asks", "Enter")
+    await playwright.expect(page.locator(".ask-buttons button >> nth=0")).to_be_focused()
+    await page.keyboard.press("Tab")
+    await page.keyboard.press("Tab")
+    await playwright.expect(page.get_by_label("Or another answer")).to_be_focused()
+    await page.keyboard.press("Enter")  # nothing is written yet: nothing is sent
+    await page.keyboard.type("a deep <blue>")
+    await page.keyboard.press("Enter")
+    await shows(page, ".ask-state", "Sent: a deep <blue>")
+    # The field that went away left the keyboard's place where it was.
+    await playwright.expect(page.locator(".ask")).to_be_focused()
+    settled = await broker.runs.asks.look(run.id, "q1")
+    assert settled is not None
+    assert settled.answer == "a deep <blue>"
+    await run.settled("q1", "a deep <blue>")
+    await shows(page, ".ask-state", "Answered: a deep <blue>")
+    await playwright.expect(page.locator(".ask")).to_be_focused()
+
+
+async def test_an_answer_from_elsewhere_closes_it_here(
+    page: Any, browser: Any, address: str, play: Play, broker: Broker
+) -> None:
+    run = await play()
+    second = await browser.new_page()
+    for screen in (page, second):
+        await screen.goto(f"{address}/#run={run.id}")
+    for name in ("q1", "q2", "q3", "q4"):
+        await run.ask(name)
+    await shows(page, "#asks", "Waits for 4 answers")
+    await second.click(".ask >> nth=0 >> text=Deny")
+    await run.settled("q1", "deny")
+    await run.settled("q2", "deny", "expired")
+    for screen in (page, second):
+        await shows(screen, ".ask >> nth=0 >> .ask-state", "Answered: deny")
+        await shows(screen, ".ask >> nth=1 >> .ask-state", "Nobody answered in time: deny")
+        await shows(screen, "#asks", "Waits for 2 answers")
+    # Somebody is quicker, and the item that says so is still on its way.
+    await broker.runs.answer(run.id, "q3", "once")
+    await page.click(".ask >> nth=2 >> text=Deny")
+    await shows(page, ".ask >> nth=2 >> .ask-state", "Answered: once")
+    await run.end()
+    for screen in (page, second):
+        await shows(screen, ".ask >> nth=3 >> .ask-state", "The run has ended")
+        assert await screen.locator("#asks").is_hidden()
+
+
+async def test_an_answer_that_does_not_arrive_may_be_given_again(
+    page: Any, address: str, play: Play, broker: Broker
+) -> None:
+    run = await play()
+    await page.goto(f"{address}/#run={run.id}")
+    await run.ask()
+    await shows(page, ".ask-command", "rm -rf build")
+    await page.route("**/input", lambda route: route.abort())
+    await page.click("text=Approve once")
+    await shows(page, ".ask .problem", "The gateway cannot be reached")
+    await page.unroute("**/input")
+    await page.click("text=Approve once")
+    await shows(page, ".ask-state", "Sent: once")
+    assert await page.locator(".ask .problem").is_hidden()
+
+
+async def test_a_reload_and_a_restart_keep_what_is_asked_right(page: Any, address: str, play: Play) -> None:
+    run = await play()
+    await run.ask("old")
+    await page.goto(f"{address}/#run={run.id}")
+    await shows(page, ".ask[data-state=open]", "rm -rf build")
+    await page.reload()
+    await shows(page, ".ask[data-state=open]", "rm -rf build")
+    assert await page.locator(".ask").count() == 1
+    await run.append(Event(name="run.restarted", payload={"attempt": 2}))
+    await shows(page, ".note", "Attempt 2")
+    assert await page.locator(".ask").count() == 0
+    assert await page.locator("#asks").is_hidden()
+
+
+async def test_an_ask_whose_item_retention_removed_is_found_in_the_record(
+    page: Any, serve: Serve, memory_settings: Any
+) -> None:
+    from broker import api
+    from broker.requests import RunInput, RunRequest
+    from tests.gateway.conftest import Script
+
+    small = memory_settings.model_copy(update={"run_max_items": 3})
+    async with api.open(settings=small) as broker, serve(create_app(broker=broker)) as address:
+        record, _ = await broker.runs.create(RunRequest(input=RunInput(message="hi")))
+        run = Script(broker, record)
+        await run.claim()
+        await run.ask()
+        await run.say("a", "b", "c", "d", "e")
+        await page.goto(f"{address}/#run={run.id}")
+        await shows(page, ".note", "no longer kept")
+        await shows(page, ".ask[data-state=open] .ask-command", "rm -rf build")
+        await page.click("text=Approve once")
+        await shows(page, ".ask-state", "Sent: once")
+
+
+async def test_a_run_that_is_to_ask_is_started_from_here(page: Any, address: str, broker: Broker) -> None:
+    await page.goto(address)
+    await page.select_option("#runner", "scripted")
+    await page.click("details.options summary")
+    await page.select_option("#approvals", "ask")
+    await page.fill("#prompt", "hello")
+    await page.click("#submit")
+    await shows(page, "#run-title", "hello")
+    record = await broker.runs.get(page.url.rpartition("#run=")[2])
+    assert record.request["input"] == {"message": "hello", "approvals": "ask"}
+
+
+async def test_an_ask_fits_a_phone_and_is_labelled(page: Any, address: str, play: Play) -> None:
+    run = await play()
+    await run.ask("a", payload={"command": "x" * 300, "description": "y" * 300})
+    choices = ["z" * 200, "a choice of many words " * 8]
+    await run.ask("q", kind="question", payload={"question": "w" * 300}, choices=choices, free=True)
+    await page.goto(f"{address}/#run={run.id}")
+    await shows(page, ".ask >> nth=1", "www")
+    for width in (320, 390, 1200):
+        await page.set_viewport_size({"width": width, "height": 800})
+        assert await page.evaluate("document.documentElement.scrollWidth") <= width
+    unlabelled = await page.evaluate(
+        """() => [...document.querySelectorAll('input, textarea, select, button, a, summary')]
+            .filter(it => !it.innerText?.trim() && !it.labels?.length && !it.ariaLabel && it.offsetParent).length"""
+    )
+    assert unlabelled == 0

@@ -139,6 +139,7 @@ async def test_a_run_as_it_stands(client: httpx.AsyncClient, play: Play) -> None
         "cost": {"total": "0.3", "currency": "USD", "estimated": False},
         "outcome": None,
         "input": {"message": "what is\nthe time?"},
+        "pending_input": [],
     }
 
 

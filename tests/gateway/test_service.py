@@ -107,6 +107,7 @@ async def test_the_document_describes_every_route_and_error(client: httpx.AsyncC
         "GET /v1/runs/{run_id}/stream",
         "HEAD /v1/runs/{run_id}/stream",
         "POST /v1/runs/{run_id}/cancel",
+        "POST /v1/runs/{run_id}/input",
         "GET /v1/events",
         "GET /v1/capabilities",
         "GET /healthz",
