@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 import os
 import platform
@@ -21,6 +20,7 @@ from broker.redis import Store
 from broker.settings import Settings
 from broker.urls import parse
 from ops.ports import get_status, is_free
+from workers.hermes.detect import Found
 
 __all__ = ["Finding", "State", "all_findings", "check_store"]
 
@@ -49,6 +49,7 @@ async def all_findings(settings: Settings) -> list[Finding]:
     findings = [*_python(), *_runners(), *_misspelt(), *_data_dir(settings)]
     findings += await check_store(settings)
     findings += await _hermes()
+    findings += _llm()
     findings += await _port(settings)
     return findings
 
@@ -220,35 +221,51 @@ def _idle_s(consumer: list[Any]) -> float:
 async def _hermes() -> list[Finding]:
     from ops.hermes import find
 
-    hermes = await asyncio.to_thread(find)
-    if hermes.path is None:
-        return [
-            Finding(
-                "hermes",
-                State.NOTE,
-                f"{hermes.wanted} is not on PATH",
-                "install hermes-agent, or set HERMES_BIN; --runner scripted works without",
-            )
-        ]
-    if not hermes.version:
-        return [Finding("hermes", State.WRONG, f"{hermes.path} does not run: {hermes.trouble}")]
-    findings = [Finding("hermes", State.OK, f"{hermes.version} at {hermes.path}")]
-    if hermes.streams:
-        findings.append(Finding("hermes stream", State.OK, "it has --format stream-json"))
-    else:
-        findings.append(
-            Finding(
-                "hermes stream",
-                State.WRONG,
-                "it has no --format: this version cannot stream from it",
-                "install a newer Hermes",
-            )
-        )
+    hermes = await find()
+    found, wanted = hermes.found, hermes.settings.bin
+    if found.path is None:
+        hint = "install hermes-agent, or set HERMES_BIN; --runner scripted works without"
+        return [Finding("hermes", State.NOTE, f"{wanted} is not on PATH", hint)]
+    if not found.mode:
+        return [Finding("hermes", State.WRONG, f"{found.path} does not run: {found.trouble}")]
+    told = f"found {found.version}, mode {found.mode}, because {found.why}"
+    findings = [Finding("hermes", State.OK, f"{told}; at {found.path}"), *_hermes_bridge(found)]
     if hermes.config is None:
         findings.append(Finding("hermes config", State.NOTE, f"none at {hermes.home}", "hermes setup"))
     else:
         findings.append(Finding("hermes config", State.OK, str(hermes.config)))
     return findings
+
+
+def _hermes_bridge(found: Found) -> Iterator[Finding]:
+    """What the mode that was taken leaves out."""
+    missing = {
+        "stream-json": "no reasoning, no approvals, tools mostly without ids",
+        "text": "text by the line, tools without ids and results, no usage, no approvals",
+        "quiet": "one answer at the end: no tokens, no tools, no usage",
+    }
+    if found.bridge:
+        state = State.WRONG if found.mode == "bridge" else State.NOTE
+        yield Finding("hermes bridge", state, found.bridge, "HERMES_PYTHON names Hermes' own interpreter")
+    elif found.lacks:
+        yield Finding("hermes bridge", State.NOTE, f"this Hermes does not have {', '.join(found.lacks)}")
+    if found.mode == "stream-json" and not found.streams:
+        hint = "install a newer Hermes, or leave HERMES_MODE at auto"
+        yield Finding("hermes stream", State.WRONG, "it does not list --format", hint)
+    elif found.mode in missing:
+        yield Finding("hermes stream", State.NOTE, f"mode {found.mode}: {missing[found.mode]}")
+
+
+def _llm() -> Iterator[Finding]:
+    from ops.llm import find
+
+    llm = find()
+    if llm.wrong:
+        yield Finding("llm", State.WRONG, llm.wrong, "docs/llm.md lists the settings")
+    elif llm.lacks:
+        yield Finding("llm", State.NOTE, f"{llm.endpoint}: not set up", f"for --runner llm set {', '.join(llm.lacks)}")
+    else:
+        yield Finding("llm", State.OK, f"{llm.endpoint}, model {llm.model}")
 
 
 async def _port(settings: Settings) -> list[Finding]:

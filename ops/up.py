@@ -112,7 +112,7 @@ class _Up:
     async def _work(self, broker: api.Broker, watching: asyncio.Future[Exit], *, demo: bool, stay: bool) -> Exit:
         await self._until_ready(watching)
         self._terminal.line(f"page     {self._page}")
-        hermes = await asyncio.to_thread(find)
+        hermes = await find()
         self._runner = "hermes" if hermes.usable else "scripted"
         ok, run_id = await self._demo(broker, hermes) if demo else (True, None)
         if not stay:
@@ -182,7 +182,7 @@ class _Up:
 
     async def _demo(self, broker: api.Broker, hermes: Hermes) -> tuple[bool, str | None]:
         if hermes.usable:
-            self._terminal.line(f"agent    {hermes.version} at {hermes.path}")
+            self._terminal.line(f"agent    {hermes.found.version}, mode {hermes.found.mode}, at {hermes.found.path}")
             ok, run_id = await self._show(broker, "hermes", _PROMPT)
             if ok:
                 return True, run_id
@@ -227,10 +227,8 @@ class _Up:
 
 def _why_not(hermes: Hermes) -> str:
     """Why the demo is not by Hermes, in a few words; ``runcast doctor`` has more."""
-    if hermes.path is None:
+    if hermes.found.path is None:
         return "no Hermes on PATH"
-    if not hermes.version:
-        return f"{hermes.path} does not run: see {command_name()} doctor"
-    if not hermes.streams:
-        return "this Hermes is too old to stream"
+    if not hermes.found.mode:
+        return f"{hermes.found.path} does not run: see {command_name()} doctor"
     return f"Hermes is not configured: no config.yaml in {hermes.home}"

@@ -111,19 +111,49 @@ esac
 """
 
 
-@pytest.mark.parametrize(("options", "state"), [("--format {text,stream-json}", "ok"), ("-Q", "wrong")])
-def test_hermes_with_and_without_a_stream(
-    runcast: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str, state: str
-) -> None:
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A ``hermes`` that is no Python script: there is no bridge to it."""
     program = tmp_path / "hermes"
-    program.write_text(HERMES.replace("{options}", options))
+    program.write_text(HERMES.replace("{options}", "--format {text,stream-json}"))
     program.chmod(0o755)
     monkeypatch.setenv("HERMES_BIN", str(program))
     monkeypatch.setenv("HERMES_HOME", str(tmp_path))
-    _, found = findings(runcast)
-    assert "v9.9" in found["hermes"][0]["found"]
-    assert states(found, "hermes stream") == [state]
-    assert states(found, "hermes config") == ["note"]
+    return program
+
+
+@pytest.mark.parametrize(("options", "mode"), [("--format {text,stream-json}", "stream-json"), ("-Q", "text")])
+def test_the_mode_of_a_hermes_without_bridge(runcast: Command, program: Path, options: str, mode: str) -> None:
+    program.write_text(HERMES.replace("{options}", options))
+    code, found = findings(runcast)
+    assert code == 0
+    told = found["hermes"][0]["found"]
+    assert told.startswith(f"found Hermes Agent v9.9, mode {mode}, because there is no bridge")
+    assert told.endswith(f"at {program}")
+    assert states(found, "hermes bridge") == states(found, "hermes stream") == ["note"]
+
+
+def test_a_mode_that_was_named_and_is_not_there(
+    runcast: Command, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HERMES_MODE", "bridge")
+    code, found = findings(runcast)
+    assert (code, states(found, "hermes bridge")) == (1, ["wrong"])
+    program.write_text(HERMES.replace("{options}", "-Q"))
+    monkeypatch.setenv("HERMES_MODE", "stream-json")
+    code, found = findings(runcast)
+    assert (code, states(found, "hermes stream")) == (1, ["wrong"])
+
+
+def test_words_for_the_stream_make_it_a_command(
+    runcast: Command, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HERMES_STREAM_ARGS", "--verbose")
+    assert "mode stream-json, because HERMES_STREAM_ARGS is set" in findings(runcast)[1]["hermes"][0]["found"]
+
+
+def test_a_hermes_and_its_configuration(runcast: Command, program: Path, tmp_path: Path) -> None:
+    assert states(findings(runcast)[1], "hermes config") == ["note"]
     (tmp_path / "config.yaml").write_text("model: {}\n")
     assert states(findings(runcast)[1], "hermes config") == ["ok"]
 

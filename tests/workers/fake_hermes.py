@@ -1,4 +1,7 @@
-"""Behaves like ``hermes chat … --format=stream-json`` as far as the prompt's first word says. Standard library only."""
+"""Behaves like ``hermes chat`` as far as the prompt's first word says. Standard library only.
+
+With ``--format=stream-json`` it prints records, with ``-Q`` the answer at the end, else a screen as 0.19.0 draws it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,86 @@ import signal
 import subprocess
 import sys
 import time
+
+SESSION = "20300101_120000_abcdef"
+
+
+class Records:
+    """``--format=stream-json``."""
+
+    def begin(self) -> None:
+        say(type="system", subtype="init", model="fake", session_id="s1")
+
+    def text(self, text: str) -> None:
+        say(type="text", text=text)
+
+    def tool(self, name: str, args: dict[str, object]) -> None:
+        say(type="tool_use", name=name, input=args)
+
+    def end(self, text: str) -> int:
+        result(text)
+        return 0
+
+
+class Quiet:
+    """``-Q``: the session on standard error, notices for a screen ahead of the answer."""
+
+    def begin(self) -> None:
+        write("  ⚠ tirith security scanner enabled but not available\r\n")
+
+    def text(self, text: str) -> None:
+        pass
+
+    def tool(self, name: str, args: dict[str, object]) -> None:
+        pass
+
+    def end(self, text: str) -> int:
+        print(f"\nsession_id: {SESSION}", file=sys.stderr, flush=True)
+        if text:
+            write(text + "\n")
+        else:
+            write("⚠️ No reply: the model returned empty content after retries.\n")
+        return 0
+
+
+class Screen:
+    """Neither: frames, as wide as COLUMNS says, exit code 0 whatever happened."""
+
+    def __init__(self, prompt: str) -> None:
+        self.width = int(os.environ.get("COLUMNS", "80"))
+        self.prompt = prompt
+        self.open = False
+
+    def begin(self) -> None:
+        write(f"Query: {self.prompt}\n")
+        write("Initializing agent...\r\n" + "─" * 40 + "\r\n\n")
+
+    def text(self, text: str) -> None:
+        if not self.open:
+            write("\r\n╭─ ⚕ Hermes " + "─" * (self.width - 13) + "╮\r\n")
+        self.open = True
+        for line in text.split("\n"):
+            write(f"    {line}\r\n")
+
+    def tool(self, name: str, args: dict[str, object]) -> None:
+        self.close()
+        write(f"  ┊ 💻 preparing {name}…\r\n")
+
+    def end(self, text: str) -> int:
+        self.close()
+        write(f"\nResume this session with:\n  hermes --resume {SESSION}\n\n")
+        write(f"Session:        {SESSION}\nDuration:       3s\nMessages:       2 (1 user, 0 tool calls)\n")
+        return 0
+
+    def close(self) -> None:
+        if self.open:
+            write("╰" + "─" * (self.width - 2) + "╯\r\n")
+        self.open = False
+
+
+def write(text: str) -> None:
+    sys.stdout.buffer.write(text.encode())
+    sys.stdout.buffer.flush()
 
 
 def say(**record: object) -> None:
@@ -20,50 +103,67 @@ def result(text: str, exit_code: int = 0, **more: object) -> None:
 
 
 def interrupted(*_: object) -> None:
-    result("", 130, error="Interrupted")
+    if "--format=stream-json" in sys.argv:
+        result("", 130, error="Interrupted")
     os._exit(130)
 
 
 def main(argv: list[str]) -> int:
+    if "--version" in argv:
+        print("Hermes Agent v0.0.0 (fake)")
+        return 0
+    if "--help" in argv and not any(a.startswith("--query=") for a in argv):
+        print("usage: hermes chat [-q QUERY] [-Q] [--format {text,stream-json}]")
+        return 0
     prompt = next(a.removeprefix("--query=") for a in argv if a.startswith("--query="))
-    word = prompt.split()[0]
     signal.signal(signal.SIGTERM, interrupted)
+    return behave(prompt.split(), argv, prompt)
+
+
+def behave(words: list[str], argv: list[str], prompt: str) -> int:
+    word, out = words[0], shown(argv, prompt)
     if word == "UNCONFIGURED":
         print("\nIt looks like Hermes isn't configured yet\n\n  Run:  hermes setup")
         return 1
-    say(type="system", subtype="init", model="fake", session_id="s1")
+    out.begin()
     if word == "ECHO":
-        echo = json.dumps({"argv": argv, "env": dict(os.environ), "prompt": prompt})
-        say(type="text", text=echo)
-        result(echo)
-    elif word == "LINGER":
-        say(type="text", text="done")
-        result("done")
+        echo = json.dumps({"argv": argv, "env": dict(os.environ), "prompt": prompt, "cwd": os.getcwd()})
+        out.text(echo)
+        return out.end(echo)
+    if word == "LINGER":
+        out.text("done")
+        out.end("done")
         time.sleep(2)
         print("finished", file=sys.stderr)
     elif word == "HANG":
         subprocess.Popen(["setsid", "sh", "-c", "trap '' TERM; while :; do sleep 0.2; done"])
-        say(type="text", text="partial ")
-        say(type="tool_use", name="terminal", input={"command": "x"})
+        out.text("partial ")
+        out.tool("terminal", {"command": "x"})
         time.sleep(600)
     elif word == "FLOOD":
         for i in range(20_000):
-            say(type="text", text=f"{i} ".ljust(200, "x"))
-        open(prompt.split()[1], "x").close()
-        result("")
+            out.text(f"{i} ".ljust(200, "x"))
+        open(words[1], "x").close()
+        return out.end("")
     elif word == "NORESULT":
-        say(type="text", text="partial")
+        out.text("partial")
         print("Traceback: boom", file=sys.stderr)
-        return int(prompt.split()[1])
+        return int(words[1])
     elif word == "BIG":
         text = "é" * (5 << 19)
-        say(type="text", text=text)
-        result(text)
+        out.text(text)
+        return out.end(text)
     elif word == "SILENT":
         time.sleep(600)
     else:
-        result("")
+        return out.end("")
     return 0
+
+
+def shown(argv: list[str], prompt: str) -> Records | Quiet | Screen:
+    if "--format=stream-json" in argv:
+        return Records()
+    return Quiet() if "-Q" in argv else Screen(prompt)
 
 
 if __name__ == "__main__":

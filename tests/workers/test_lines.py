@@ -43,3 +43,9 @@ def test_a_line_of_five_megabytes_in_small_reads() -> None:
 def test_a_line_beyond_the_limit_is_left_out_with_its_size_and_the_next_one_is_kept() -> None:
     assert _lines([b"abcdef", b"ghij\nok\n"], limit=8) == [TooLong(10), b"ok"]
     assert _lines([b"12345678\n", b"123456789"], limit=8) == [b"12345678", TooLong(9)]
+
+
+def test_a_cr_may_be_kept_to_say_who_wrote_the_line() -> None:
+    splitter = LineSplitter(8, keep_cr=True)
+    assert splitter.feed(b"a\r") == []
+    assert splitter.feed(b"\nb\n\r\n1234567\r\n12345678\r\n") == [b"a\r", b"b", b"\r", b"1234567\r", TooLong(9)]

@@ -172,6 +172,14 @@ def test_a_result_with_more_than_the_deltas_emits_the_rest() -> None:
     assert _text(none) == "two"
 
 
+def test_an_answer_that_came_with_the_last_tools_is_not_said_twice() -> None:
+    use = {"type": "tool_use", "name": "memory", "input": {}}
+    end = {"type": "tool_result", "name": "memory", "output": "ok"}
+    parser, items = _parse(_bytes(INIT, {"type": "text", "text": "two\n"}, use, end, RESULT))
+    assert _text(items) == "two\n"
+    assert parser.answered
+
+
 def test_a_result_that_differs_is_reported_and_changes_nothing() -> None:
     _, items = _parse(_bytes(INIT, {"type": "text", "text": "other"}, RESULT))
     assert _text(items) == "other"

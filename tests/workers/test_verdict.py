@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 import pytest
 
 from workers.hermes.output import OutputParser
-from workers.hermes.verdict import Failure, judge
+from workers.hermes.seen import HermesResult
+from workers.hermes.verdict import Failure, judge, of_provider
 
 INIT = {"type": "system", "subtype": "init", "model": "m", "session_id": "s"}
 
@@ -95,6 +97,7 @@ def test_an_unknown_session_and_an_agent_that_cannot_start() -> None:
         (0, "", "no_result"),
         (None, "", "no_result"),
         (130, "", "interrupted"),
+        (-2, "", "interrupted"),
         (-9, "", "hermes_died"),
         (1, "Traceback: boom", "hermes_failed"),
         (2, "error: unrecognized arguments: --format=stream-json", "hermes_too_old"),
@@ -112,3 +115,83 @@ def test_a_command_of_another_dialect_succeeds_by_its_exit_code() -> None:
     failure = _judge(exit_code=0)
     assert failure is not None
     assert failure.code == "empty_reply"
+
+
+@dataclass
+class _Seen:
+    """Of a dialect without records."""
+
+    answered: bool = False
+    structured: bool = False
+    result: HermesResult | None = None
+    no_reply: str = ""
+    limited: bool = False
+    error: str = ""
+    guidance: str = ""
+
+
+NOT_SET_UP = "It looks like Hermes isn't configured yet"
+
+
+@pytest.mark.parametrize(
+    ("seen", "exit_code", "stderr", "code"),
+    [
+        (_Seen(answered=True), 0, "", None),
+        (_Seen(answered=True, guidance="⚠ note"), 0, "warning: x", None),
+        (_Seen(answered=True, limited=True), 0, "", "turn_limit"),
+        (_Seen(limited=True, no_reply=NOTICE), 1, "", "turn_limit"),
+        (_Seen(no_reply=NOTICE), 0, "", "empty_reply"),
+        (_Seen(no_reply="explainer.no_reply_prefix"), 1, "", "empty_reply"),
+        (_Seen(answered=True, error="HTTP 401: bad key"), 0, "", "provider_auth"),
+        (_Seen(error="it gave up", guidance="❌ Rate limited (HTTP 429)"), 1, "", "provider_rate_limit"),
+        (_Seen(error="something else"), 1, "", "hermes_failed"),
+        (_Seen(guidance="Session not found: x"), 0, "", "hermes_session_not_found"),
+        (_Seen(), 1, "Session not found: x", "hermes_session_not_found"),
+        (_Seen(guidance=NOT_SET_UP), 1, "", "not_configured"),
+        (_Seen(guidance="run `hermes setup`. Provider said: HTTP 401: no"), 1, "", "provider_auth"),
+        (_Seen(guidance="⚠ note"), 0, "", "empty_reply"),
+        (_Seen(answered=True), 1, "Traceback: boom", "hermes_failed"),
+        (_Seen(answered=True), None, "", "no_result"),
+        (_Seen(answered=True), -2, "Traceback\nKeyboardInterrupt", "interrupted"),
+        (_Seen(answered=True), -15, "", "hermes_died"),
+    ],
+)
+def test_without_records(seen: _Seen, exit_code: int | None, stderr: str, code: str | None) -> None:
+    failure = judge(seen, exit_code, stderr)
+    assert (failure and failure.code) == code
+    assert failure is None or failure.message
+    assert failure is None or "explainer" not in failure.message
+
+
+def test_what_may_go_better_another_time_is_retryable() -> None:
+    for exit_code in (None, 130, -9):
+        failure = judge(_Seen(answered=True), exit_code, "")
+        assert failure is not None
+        assert failure.retryable
+    assert (failure := judge(_Seen(limited=True), 0, "")) is not None
+    assert not failure.retryable
+
+
+def test_an_unknown_session_is_named_unless_hermes_has_no_words_for_it() -> None:
+    named = judge(_Seen(), 1, "Session not found: 20200101_000000_abcdef")
+    assert named is not None
+    assert "20200101_000000_abcdef" in named.message
+    bare = judge(_Seen(), 1, "cli.resume.session_not_found")
+    assert bare is not None
+    assert "cli." not in bare.message
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "retryable"),
+    [
+        ("HTTP 408: timeout", "provider_error", True),
+        ("Error code: 404 - no such model", "provider_error", False),
+        ("connection refused", "provider_error", True),
+        ("all is well", None, False),
+    ],
+)
+def test_what_is_of_the_provider(text: str, code: str | None, retryable: bool) -> None:
+    failure = of_provider(text, "words")
+    assert (failure and failure.code) == code
+    if failure is not None:
+        assert (failure.message, failure.retryable) == ("words", retryable)

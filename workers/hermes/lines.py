@@ -18,13 +18,15 @@ class TooLong(NamedTuple):
 
 
 class LineSplitter:
-    def __init__(self, limit: int = 16 << 20) -> None:
-        self._limit = limit
+    """``keep_cr``: a CR ahead of the LF stays at the line's end, where it says which of two printers wrote it."""
+
+    def __init__(self, limit: int = 16 << 20, *, keep_cr: bool = False) -> None:
+        self._limit, self._keep_cr = limit, keep_cr
         self._parts: list[bytes] = []  # joined once a line: appending to bytes would cost the square of its length
         self._size = 0
 
     def feed(self, chunk: bytes) -> list[bytes | TooLong]:
-        """The lines that ``chunk`` completes, without their LF (and CR before it)."""
+        """The lines that ``chunk`` completes, without their LF (and CR before it, unless kept)."""
         first, *rest = chunk.split(b"\n")
         if not rest:
             self._hold(first)
@@ -53,4 +55,6 @@ class LineSplitter:
         size, self._size = self._size, 0
         line = b"".join(self._parts)
         self._parts.clear()
-        return line.removesuffix(b"\r") if size <= self._limit else TooLong(size)
+        if size > self._limit:
+            return TooLong(size)
+        return line if self._keep_cr else line.removesuffix(b"\r")

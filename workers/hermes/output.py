@@ -17,50 +17,22 @@ Hermes joins rounds stays in the text as it was sent: all deltas together are th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from broker.items import (
-    Cache,
-    Event,
-    Item,
-    MessageDelta,
-    ToolCompleted,
-    ToolFailed,
-    ToolStarted,
-    Usage,
-)
+from broker.items import Cache, Event, Item, MessageDelta, Usage
 from workers.hermes.lines import LineSplitter, TooLong
+from workers.hermes.notices import MESSAGE_MAX, is_no_reply, left_out, warning
+from workers.hermes.seen import HermesResult
+from workers.hermes.tool_calls import ToolCalls
 
-__all__ = ["HermesResult", "OutputParser", "is_no_reply"]
+__all__ = ["OutputParser", "is_record"]
 
 _HELD_MAX = 64 * 1024
-_STRAY_MAX = 4_000
-_ERROR_MAX = 500
-_NO_REPLY = ("⚠️ No reply", "⚠ No reply", "explainer.no_reply_prefix")
-"""How Hermes words its notice that the model said nothing. The last is the bare key, of builds without catalogs."""
-
-
-@dataclass(frozen=True, slots=True)
-class HermesResult:
-    """The ``result`` line."""
-
-    exit_code: int
-    text: str
-    session_id: str | None
-    error: str | None
-    duration_ms: float | None
-    usage: dict[str, int | None] | None
-
-
-@dataclass(slots=True)
-class _OpenCall:
-    wire_id: str | None
-    name: str
-    call_id: str
+_NEVER_ENDED = "Hermes ended before this call's result"
 
 
 @dataclass(slots=True)
@@ -76,18 +48,30 @@ class OutputParser:
     """A stream-json record was seen: then a ``result`` is owed."""
     answered: bool = False
     """There is text of the model after the last tool activity."""
-    tools: int = 0
+    limited: bool = False
+    error: str = ""
     guidance: str = ""
     """Text lines that were no answer: what the command said instead of starting."""
     _splitter: LineSplitter = field(init=False)
     _held: list[str] = field(default_factory=list)
-    _open: list[_OpenCall] = field(default_factory=list)
-    _ids: set[str] = field(default_factory=set)
+    _calls: ToolCalls = field(default_factory=ToolCalls)
     _round_text: list[str] = field(default_factory=list)
     _tools_since_text: bool = False
 
     def __post_init__(self) -> None:
         self._splitter = LineSplitter(self.line_max)
+
+    @property
+    def no_reply(self) -> str:
+        return self.result.text if self.result is not None and is_no_reply(self.result.text) else ""
+
+    @property
+    def duration_ms(self) -> float | None:
+        return None if self.result is None else self.result.duration_ms
+
+    def heard(self, stderr: str) -> list[Item]:
+        """Standard error says nothing that the records do not."""
+        return []
 
     def feed(self, chunk: bytes) -> list[Item]:
         return [item for line in self._splitter.feed(chunk) for item in self._line(line, "\n")]
@@ -101,14 +85,13 @@ class OutputParser:
                 items += self._text(text)
             else:
                 self.guidance = text.strip()
-        return items + self._close_calls("Hermes ended before this call's result")
+        return items + self._calls.close(_NEVER_ENDED)
 
     # Lines.
 
     def _line(self, line: bytes | TooLong, end: str) -> Iterable[Item]:
         if isinstance(line, TooLong):
-            message = f"a line of {line.size:,} bytes was left out: HERMES_LINE_MAX_BYTES allows {self.line_max:,}"
-            return [_warning("line_too_long", message)]
+            return [left_out(line.size, self.line_max)]
         if not line.strip():
             return self._plain(end) if line or self._round_text or self._held else []
         text = line.decode("utf-8", "replace")
@@ -117,7 +100,7 @@ class OutputParser:
 
     def _plain(self, text: str) -> list[Item]:
         if self.result is not None:
-            return [_warning("stray_output", text.strip()[:_STRAY_MAX])] if text.strip() else []
+            return [warning("stray_output", text.strip())] if text.strip() else []
         if self.structured or (not self._held and self._round_text):
             # Blank lines between records are no text of anybody.
             return self._text(text) if text.strip() or not self.structured else []
@@ -134,10 +117,10 @@ class OutputParser:
         if kind == "message.delta" and isinstance(text := record.get("delta", record.get("text")), str):
             return self._text(self._release()) + self._text(text)
         if self.result is not None:
-            return [_warning("stray_record", f"a record after the result: {kind!r}")]
+            return [warning("stray_record", f"a record after the result: {kind!r}")]
         items: list[Item] = []
         if self._held:
-            items.append(_warning("stray_output", self._release().strip()[:_STRAY_MAX]))
+            items.append(warning("stray_output", self._release().strip()))
         if kind == "system" and record.get("subtype") == "init":
             self.structured = True
             return items + self._init(record)
@@ -185,47 +168,18 @@ class OutputParser:
 
     def _tool_use(self, record: dict[str, Any]) -> list[Item]:
         name = _str(record.get("name")) or "unknown"
-        wire_id = _str(record.get("tool_call_id")) or None
-        call = _OpenCall(wire_id, name, self._new_id(wire_id))
-        self._open.append(call)
         self._tool_activity()
-        args = record.get("input")
-        return [ToolStarted(call_id=call.call_id, name=name, args=args, component_id=f"tool:{name}")]
+        return [self._calls.start(name, wire_id=_str(record.get("tool_call_id")), args=record.get("input"))]
 
     def _tool_result(self, record: dict[str, Any]) -> list[Item]:
-        name = _str(record.get("name")) or "unknown"
-        call = self._match(_str(record.get("tool_call_id")) or None, name)
+        call = self._calls.take(_str(record.get("name")) or "unknown", _str(record.get("tool_call_id")))
         self._tool_activity()
-        output = record.get("output")
-        return [_tool_end(call, output, _number(record.get("duration_ms")), failed=bool(record.get("is_error")))]
+        error = "" if record.get("is_error") else None
+        return [self._calls.end(call, record.get("output"), _number(record.get("duration_ms")), error=error)]
 
     def _tool_activity(self) -> None:
         self._tools_since_text = True
         self.answered = False
-
-    def _new_id(self, wire_id: str | None) -> str:
-        """Hermes' id, or one made of the call's place in the run: the same whenever the same output is read."""
-        self.tools += 1
-        call_id = wire_id or f"hermes_call_{self.tools}"
-        if call_id in self._ids:  # an id that comes again is another call
-            call_id = f"{call_id}.{self.tools}"
-        self._ids.add(call_id)
-        return call_id
-
-    def _match(self, wire_id: str | None, name: str) -> _OpenCall:
-        """The open call of that id; without id the oldest open one of that name; else one whose start went unseen."""
-        for call in self._open:
-            if (call.wire_id == wire_id) if wire_id else (call.name == name):
-                self._open.remove(call)
-                return call
-        return _OpenCall(wire_id, name, self._new_id(wire_id))
-
-    def _close_calls(self, why: str) -> list[Item]:
-        ended: list[Item] = [
-            ToolFailed(call_id=c.call_id, name=c.name, error=why, component_id=f"tool:{c.name}") for c in self._open
-        ]
-        self._open.clear()
-        return ended
 
     def _result(self, record: dict[str, Any]) -> list[Item]:
         exit_code = record.get("exit_code")
@@ -237,7 +191,7 @@ class OutputParser:
             duration_ms=_number(record.get("duration_ms")),
             usage=_usage(record.get("tokens")),
         )
-        items = self._close_calls("Hermes ended before this call's result")
+        items = self._calls.close(_NEVER_ENDED)
         items += self._reconcile(result)
         items += self._session(result.session_id)
         return items + _usage_items(result.usage)
@@ -248,10 +202,13 @@ class OutputParser:
 
         Where ``error`` is set, or nothing was answered, the text is Hermes' own wording of the failure.
         """
-        if result.error or not result.text.strip() or is_no_reply(result):
+        if result.error or not result.text.strip() or is_no_reply(result.text):
             return []
-        streamed = "".join(self._round_text) if not self._tools_since_text else ""
-        begun, whole = streamed.lstrip(), result.text.strip()
+        streamed, whole = "".join(self._round_text), result.text.strip()
+        if self._tools_since_text and streamed.strip() == whole:
+            self.answered = True  # the answer came with the last tools, and stands
+            return []
+        begun = "" if self._tools_since_text else streamed.lstrip()
         if begun.rstrip() == whole:
             return []
         if not begun:
@@ -259,12 +216,12 @@ class OutputParser:
             return self._text(joint + whole)
         if whole.startswith(begun):
             return self._text(whole[len(begun) :])
-        return [Event(name="merge.mismatch", payload={"round": self.round, "reported": result.text[:_STRAY_MAX]})]
+        return [Event(name="merge.mismatch", payload={"round": self.round, "reported": result.text[:MESSAGE_MAX]})]
 
 
-def is_no_reply(result: HermesResult) -> bool:
-    """Exit code 0, and yet the model said nothing: the text is Hermes' notice of that, not an answer."""
-    return result.text.lstrip().startswith(_NO_REPLY)
+def is_record(line: bytes) -> bool:
+    """A JSON object that says what it is, rather than text that looks like one."""
+    return isinstance((_object(line.decode("utf-8", "replace")) or {}).get("type"), str)
 
 
 def _object(text: str) -> dict[str, Any] | None:
@@ -277,12 +234,9 @@ def _object(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _warning(code: str, message: str) -> Event:
-    return Event(name="warning", payload={"code": code, "message": message})
-
-
 def _str(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+    """A string that says something."""
+    return value if isinstance(value, str) and value else None
 
 
 def _number(value: Any) -> float | None:
@@ -291,33 +245,6 @@ def _number(value: Any) -> float | None:
 
 def _count(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _tool_end(call: _OpenCall, output: Any, duration_ms: float | None, *, failed: bool) -> Item:
-    component = f"tool:{call.name}"
-    if not failed:
-        return ToolCompleted(
-            call_id=call.call_id, name=call.name, result=output, duration_ms=duration_ms, component_id=component
-        )
-    return ToolFailed(
-        call_id=call.call_id,
-        name=call.name,
-        error=_error_of(output),
-        result=output,
-        duration_ms=duration_ms,
-        component_id=component,
-    )
-
-
-def _error_of(output: Any) -> str:
-    """One line about a failed tool: what its result calls the error, else its exit code, else its beginning."""
-    text = output if isinstance(output, str) else json.dumps(output)
-    record = _object(text) or {}
-    if isinstance(error := record.get("error"), str) and error:
-        return error[:_ERROR_MAX]
-    if isinstance(code := record.get("exit_code"), int):
-        return f"exit code {code}"
-    return text[:_ERROR_MAX] or "the tool failed"
 
 
 def _usage(tokens: Any) -> dict[str, int | None] | None:
@@ -340,10 +267,10 @@ def _usage(tokens: Any) -> dict[str, int | None] | None:
     }
 
 
-def _usage_items(usage: dict[str, int | None] | None) -> list[Item]:
+def _usage_items(usage: Mapping[str, int | None] | None) -> list[Item]:
     if usage is None:
         return []
-    items: list[Item] = [msgspec.convert({"type": "usage", **usage, "total": usage}, Usage)]
+    items: list[Item] = [msgspec.convert({"type": "usage", **usage, "total": dict(usage)}, Usage)]
     if usage["cache_read_tokens"]:
         items.append(Cache(status="hit", tokens=usage["cache_read_tokens"]))
     return items

@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
 
-from broker.items import Final
+from broker.errors import RuncastError
+from broker.items import Cost, Final, Item, MessageDelta, Usage
 from broker.requests import RunRequest
-from workers.hermes.cli import HermesCall
-from workers.hermes.command import Call, RefusedCall
+from workers.hermes.calls import Ask, Batch, Drive, HermesCall
+from workers.hermes.command import Call, RefusedCall, Unavailable
 from workers.hermes.process import NotStarted
 from workers.hermes.settings import HermesSettings
+from workers.hermes.starter import Starter
+from workers.hermes.transcript import Transcript
+from workers.prices import CostMeter
 from workers.runner import RunContext, RunnerFailed
 
 __all__ = ["HermesRunner", "call_of"]
+
+log = logging.getLogger("runcast.worker")
+_COUNTS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
+_TRANSCRIPT_MAX = 256 * 1024
+"""Bytes of a transcript that the fence carries; a longer one is left to the items, and its size is said."""
 
 
 class HermesRunner:
@@ -26,38 +37,38 @@ class HermesRunner:
 
     def __init__(self, settings: HermesSettings | None = None, *, environ: Mapping[str, str] | None = None) -> None:
         self.settings = settings or HermesSettings()
-        self._environ = environ
+        self._starter = Starter(self.settings, environ)
 
     @property
     def stop_grace(self) -> float:
         """Hermes' own grace, and what its supervisor needs to kill the rest."""
         return self.settings.grace + 1.0
 
+    async def aclose(self) -> None:
+        await self._starter.aclose()
+
     async def run(self, context: RunContext) -> Final:
-        call = await self._start(context)
+        call, said = await self._start(context)
 
         async def clean_up() -> None:
             if context.hurry:
                 call.kill()
-            # After its result Hermes still writes its session down; stopped or failed, it has had its time.
-            await call.aclose(patience=self.settings.grace if call.seen.result and not context.hurry else 0.0)
+            # Done, Hermes still writes its session down; stopped or failed, it has had its time.
+            await call.aclose(patience=self.settings.grace if call.told.finished and not context.hurry else 0.0)
 
         context.defer(clean_up)
-        async with _stopping(context, call):
-            async for items in call.items():
-                for item in items:
-                    context.hermes_session_id = call.seen.session_id
-                    await context.emit(item)
-        failure = call.verdict()
-        if failure is not None:
-            raise RunnerFailed(failure.code, failure.message, retryable=failure.retryable)
-        return Final(hermes_session_id=call.seen.session_id, metadata=_metadata(call))
+        for item in said:
+            await context.emit(item)
+        return await _Conversation(context, call, self.settings).run()
 
-    async def _start(self, context: RunContext) -> HermesCall:
+    async def _start(self, context: RunContext) -> tuple[HermesCall, list[Item]]:
         try:
-            return await HermesCall.start(self.settings, call_of(context.request), inherited=self._environ)
+            return await self._starter.start(call_of(context.request))
         except RefusedCall as refused:
             raise RunnerFailed(refused.code, str(refused)) from refused
+        except Unavailable as error:
+            message = f"HERMES_MODE={self.settings.mode} is not there: {error}. `runcast doctor` says what is"
+            raise RunnerFailed("hermes_mode_unavailable", message) from error
         except NotStarted as error:
             if error.missing:
                 raise RunnerFailed(
@@ -67,10 +78,6 @@ class HermesRunner:
 
 
 def call_of(request: RunRequest) -> Call:
-    """Raises ``RefusedCall`` for what this mode cannot do."""
-    if request.input.approvals == "ask":
-        # Without a way to ask, Hermes would approve by itself or wait for nobody.
-        raise RefusedCall("approvals_unavailable", "mode stream-json cannot ask for approvals: use approvals “yolo”")
     return Call(
         prompt=request.input.message,
         model=request.input.model,
@@ -78,25 +85,99 @@ def call_of(request: RunRequest) -> Call:
         toolsets=tuple(request.input.toolsets or ()),
         max_turns=request.input.max_turns,
         resume=request.metadata.get("hermes_session_id"),
+        yolo=request.input.approvals == "yolo",
     )
 
 
-@contextlib.asynccontextmanager
-async def _stopping(context: RunContext, call: HermesCall) -> AsyncIterator[None]:
-    """A stop of the run stops Hermes, whose last words are still read."""
+class _Conversation:
+    """One call, from its first item to its verdict."""
 
-    async def watch() -> None:
-        await context.stop.wait()
-        call.stop()
+    def __init__(self, context: RunContext, call: HermesCall, settings: HermesSettings) -> None:
+        self._context, self._call = context, call
+        self._drive = Drive(call, settings)
+        self._transcript = Transcript()
+        self._costs = CostMeter()
+        self._counted = 0
+        self._asks: set[asyncio.Task[None]] = set()
 
-    watching = asyncio.create_task(watch(), name=f"stop of {context.run_id}")
-    try:
-        yield
-    finally:
-        watching.cancel()
+    async def run(self) -> Final:
+        async with self._stopping(), self._asking(), aclosing(self._drive.batches()) as batches:
+            async for batch in batches:
+                await self._pass_on(batch)
+        failure = self._drive.verdict()
+        if failure is not None:
+            raise RunnerFailed(failure.code, failure.message, retryable=failure.retryable)
+        return Final(hermes_session_id=self._call.told.session_id, metadata=self._metadata())
 
+    async def _pass_on(self, batch: Batch) -> None:
+        self._context.hermes_session_id = self._call.told.session_id
+        priced = self._call.told.priced or any(isinstance(item, Cost) for item in batch)
+        for item in batch:
+            if isinstance(item, Ask):
+                self._ask(item)
+                continue
+            if isinstance(item, MessageDelta):
+                self._transcript.add(item)
+            await self._context.emit(item)
+            if isinstance(item, Usage) and not priced:
+                await self._price(item)
 
-def _metadata(call: HermesCall) -> dict[str, object]:
-    result = call.seen.result
-    known = {"model": call.seen.model, "duration_ms": result.duration_ms if result else None}
-    return {name: value for name, value in known.items() if value is not None}
+    async def _price(self, usage: Usage) -> None:
+        """Hermes does not know what this model costs: perhaps we do."""
+        told = self._call.told
+        self._counted += 1
+        spent = {name: getattr(usage, name) for name in _COUNTS}
+        for item in self._costs.count(told.model or "", spent, call=self._counted, provider=told.provider):
+            await self._context.emit(item)
+
+    def _ask(self, ask: Ask) -> None:
+        task = asyncio.create_task(self._answer(ask), name=f"{ask.kind} of {self._context.run_id}")
+        self._asks.add(task)
+        task.add_done_callback(self._asks.discard)
+
+    async def _answer(self, ask: Ask) -> None:
+        self._drive.asking += 1
+        value = ask.otherwise
+        try:
+            answer = await self._context.ask(
+                ask.kind, ask.payload, choices=ask.choices, free=ask.free, otherwise=ask.otherwise
+            )
+            value = answer.value
+        except RuncastError as error:
+            # Nobody can be asked: Hermes must not wait for ever, and nothing is approved by accident.
+            log.warning("run %s: %s %r cannot be asked: %s", self._context.run_id, ask.kind, ask.key, error)
+        finally:
+            self._drive.asking -= 1
+            await self._call.answer(ask.key, value)
+
+    @contextlib.asynccontextmanager
+    async def _asking(self) -> AsyncIterator[None]:
+        """What is still asked when Hermes has ended is asked in vain."""
+        try:
+            yield
+        finally:
+            for task in self._asks:
+                task.cancel()
+            await asyncio.gather(*self._asks, return_exceptions=True)
+
+    @contextlib.asynccontextmanager
+    async def _stopping(self) -> AsyncIterator[None]:
+        """A stop of the run stops Hermes, whose last words are still read."""
+
+        async def watch() -> None:
+            await self._context.stop.wait()
+            self._call.stop()
+
+        watching = asyncio.create_task(watch(), name=f"stop of {self._context.run_id}")
+        try:
+            yield
+        finally:
+            watching.cancel()
+
+    def _metadata(self) -> dict[str, object]:
+        told, text = self._call.told, self._transcript.text
+        known = {"mode": self._call.mode, "model": told.model, "provider": told.provider, **told.metadata}
+        known["duration_ms"] = told.duration_ms
+        size = len(text.encode("utf-8", "surrogatepass"))
+        known |= {"transcript": text} if size <= _TRANSCRIPT_MAX else {"transcript_bytes": size}
+        return {name: value for name, value in known.items() if value is not None}

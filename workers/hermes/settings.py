@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import shlex
 
-from pydantic import Field, field_validator
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-__all__ = ["HermesSettings"]
+__all__ = ["MODES", "HermesSettings"]
 
-MODES = ("auto", "stream-json")
+MODES = ("auto", "bridge", "stream-json", "api", "text", "quiet")
 
 
 class HermesSettings(BaseSettings):
@@ -20,10 +20,16 @@ class HermesSettings(BaseSettings):
 
     bin: str = Field(default="hermes", min_length=1, description="the program, looked up on PATH unless it is a path")
     mode: str = Field(default="auto", description="how Hermes' stream is read; auto takes the best that is there")
+    cwd: str = Field(default="", description="the directory in which Hermes works; empty: the worker's")
     stream_args: str = Field(default="", description="shell words, appended to the stream command")
+    python: str = Field(default="", description="Hermes' own interpreter; empty: the one that its script names")
+    bridge_handshake: float = Field(default=30.0, gt=0, description="for the bridge's greeting; then it is not there")
     grace: float = Field(default=8.0, ge=5.0, description="from SIGTERM to SIGKILL; in a tool Hermes needs 4 to 5 s")
     timeout: float = Field(default=0.0, ge=0, description="of a whole run; 0: none")
     silence: float = Field(default=0.0, ge=0, description="without a byte of output before it is given up; 0: none")
+    api_url: str = Field(default="", description="of an API server that runs already; empty: mode api starts one")
+    api_key: SecretStr = Field(default=SecretStr(""), description="that server's API_SERVER_KEY")
+    api_start: float = Field(default=60.0, gt=0, description="from the start of an API server until it listens")
     line_max_bytes: int = Field(default=16 << 20, ge=1 << 16, description="a longer line is left out, and said so")
 
     @field_validator("mode")
@@ -31,6 +37,13 @@ class HermesSettings(BaseSettings):
     def _known_mode(cls, value: str) -> str:
         if value not in MODES:
             raise ValueError(f"HERMES_MODE={value!r}: the modes are {', '.join(MODES)}")
+        return value
+
+    @field_validator("api_url")
+    @classmethod
+    def _http(cls, value: str) -> str:
+        if value and not value.startswith(("http://", "https://")):
+            raise ValueError(f"HERMES_API_URL={value!r}: it begins with http:// or https://")
         return value
 
     @field_validator("stream_args")

@@ -2,19 +2,21 @@
 
 | what was seen | code | retryable |
 |---|---|---|
-| ``result`` 0 with text | completed | |
-| ``result`` 0 without text, or Hermes' notice that nothing was said | ``empty_reply`` | yes |
+| ``result`` 0 with text; in a dialect without ``result``: exit code 0 with text | completed | |
+| the same without text, or Hermes' notice that nothing was said | ``empty_reply`` | yes |
 | HTTP 401, 403, a rejected key | ``provider_auth`` | no |
 | HTTP 429, a rate limit | ``provider_rate_limit`` | yes |
 | HTTP 5xx, a failed connection, any other error of a model call | ``provider_error`` | yes, but for other 4xx |
-| stopped partway without an error, with Hermes' closing words | ``turn_limit`` | no |
+| stopped partway without an error, with Hermes' closing words, or its notice of that | ``turn_limit`` | no |
 | the session to resume is unknown | ``hermes_session_not_found`` | no |
 | Hermes says that it is not set up, or could not start its agent | ``not_configured`` | no |
 | this Hermes has no ``--format`` | ``hermes_too_old`` | no |
-| exit 130 that nobody here asked for | ``interrupted`` | yes |
+| exit 130, or SIGINT, that nobody here asked for | ``interrupted`` | yes |
 | stream-json without its ``result`` line | ``no_result`` | yes |
 | killed by a signal | ``hermes_died`` | yes |
 | any other exit code | ``hermes_failed`` | no |
+
+In mode ``text`` 0.19.0 ends with exit code 0 whatever happened: what it showed counts.
 
 A stop that we asked for is not judged here: the worker knows why it stopped the run.
 """
@@ -22,11 +24,12 @@ A stop that we asked for is not judged here: the worker knows why it stopped the
 from __future__ import annotations
 
 import re
+import signal
 from dataclasses import dataclass
 
-from workers.hermes.output import OutputParser, is_no_reply
+from workers.hermes.seen import Seen
 
-__all__ = ["Failure", "judge"]
+__all__ = ["Failure", "judge", "of_provider"]
 
 _MESSAGE_MAX = 8_000
 _STATUS = re.compile(r"\bHTTP (\d{3})\b|\berror code:? (\d{3})\b", re.IGNORECASE)
@@ -45,7 +48,7 @@ class Failure:
     retryable: bool = False
 
 
-def judge(seen: OutputParser, exit_code: int | None, stderr: str) -> Failure | None:
+def judge(seen: Seen, exit_code: int | None, stderr: str) -> Failure | None:
     """``None``: completed. ``exit_code`` is the process's own: negative for a signal, ``None`` if it is not known."""
     failure = _of_result(seen, stderr) if seen.result is not None else _without_result(seen, exit_code, stderr)
     if failure is None:
@@ -53,50 +56,83 @@ def judge(seen: OutputParser, exit_code: int | None, stderr: str) -> Failure | N
     return Failure(failure.code, failure.message[:_MESSAGE_MAX], failure.retryable)
 
 
-def _of_result(seen: OutputParser, stderr: str) -> Failure | None:
+def _of_result(seen: Seen, stderr: str) -> Failure | None:
     result = seen.result
     assert result is not None
     if result.exit_code == 0:
-        if seen.answered and not is_no_reply(result):
+        if seen.answered and not seen.no_reply:
             return None
-        notice = result.text.strip()
-        # A build without its catalogs prints the bare keys of the notice, which tell nobody anything.
-        told = notice and not notice.startswith("explainer.")
-        return Failure("empty_reply", notice if told else "Hermes ended well, but the model gave no text", True)
+        return _empty_reply(result.text.strip())
     if result.exit_code == 130:
         return Failure("interrupted", result.error or "Hermes was interrupted", True)
     if _NO_SESSION.search(stderr):
-        return Failure("hermes_session_not_found", _last_words(stderr))
+        return _unknown_session(_last_words(stderr))
     message = result.text.strip() or result.error or ""
     if result.error is None and result.text.strip():
-        return Failure("turn_limit", "Hermes reached its turn limit before it was done; the last text closes with that")
+        return _turn_limit(seen)
     if result.error == "credentials or agent init failed":
         return Failure("not_configured", _last_words(stderr) or result.error)
-    return _of_provider(f"{result.error or ''}\n{message}", message) or Failure("hermes_failed", message or stderr)
+    return of_provider(f"{result.error or ''}\n{message}", message) or Failure("hermes_failed", message or stderr)
 
 
-def _without_result(seen: OutputParser, exit_code: int | None, stderr: str) -> Failure | None:
+def _without_result(seen: Seen, exit_code: int | None, stderr: str) -> Failure | None:
+    if exit_code in (130, -signal.SIGINT):
+        return Failure("interrupted", "Hermes was interrupted", True)
     if exit_code is not None and exit_code < 0:
         return Failure("hermes_died", f"Hermes was killed by signal {-exit_code}. {_last_words(stderr)}".strip(), True)
-    if exit_code == 130:
-        return Failure("interrupted", "Hermes was interrupted", True)
-    if exit_code == 0 and not seen.structured:
-        return None if seen.answered else Failure("empty_reply", "Hermes ended well, but printed nothing", True)
-    if exit_code in (0, None):
-        said = "without its result line" if exit_code == 0 else "without its result line and without an exit code"
+    if exit_code is None or (exit_code == 0 and seen.structured):
+        said = "without its result line and without an exit code" if exit_code is None else "without its result line"
         return Failure("no_result", f"Hermes ended {said}. {_last_words(stderr)}".strip(), True)
-    said = f"{seen.guidance}\n{stderr}".strip()
+    if seen.limited:
+        return _turn_limit(seen)
+    if seen.no_reply:
+        return _empty_reply(seen.no_reply)
+    if seen.error:
+        said = f"{seen.error}\n{seen.guidance}"
+        return of_provider(said, seen.error) or Failure("hermes_failed", seen.error)
+    if exit_code == 0 and seen.answered:
+        return None
+    return _of_words(seen, exit_code, stderr)
+
+
+def _of_words(seen: Seen, exit_code: int, stderr: str) -> Failure:
+    """There is no answer, and nothing that Hermes said in due form: what its words come to."""
+    said = f"{seen.guidance}\n{_last_words(stderr)}".strip()
     if _NO_FORMAT.search(stderr):
         return Failure("hermes_too_old", "this Hermes has no `--format stream-json`: install a newer one")
-    if _NO_SESSION.search(stderr):
-        return Failure("hermes_session_not_found", _last_words(stderr))
+    if _NO_SESSION.search(said):
+        return _unknown_session(_last_words(stderr) or seen.guidance)
+    if _STATUS.search(said) and (failure := of_provider(said, seen.guidance or said)):
+        return failure  # what Hermes advises beside an HTTP status may speak of its setup
     if _NOT_SET_UP.search(said):
         return Failure("not_configured", seen.guidance or _last_words(stderr))
+    if exit_code == 0:
+        return Failure("empty_reply", f"Hermes ended well, but printed no answer. {seen.guidance}".strip(), True)
     other = Failure("hermes_failed", f"Hermes ended with exit code {exit_code}. {said}".strip())
-    return _of_provider(said, said) or other
+    return of_provider(said, said) or other
 
 
-def _of_provider(text: str, message: str) -> Failure | None:
+def _unknown_session(message: str) -> Failure:
+    bare = message.startswith("cli.")  # a key, of a build without its catalogs
+    return Failure("hermes_session_not_found", "Hermes does not know the session to resume" if bare else message)
+
+
+def _turn_limit(seen: Seen) -> Failure:
+    closing = "the last text closes with that" if seen.answered else "it gave no closing text"
+    return Failure("turn_limit", f"Hermes reached its turn limit before it was done; {closing}")
+
+
+def _empty_reply(notice: str) -> Failure:
+    # A build without its catalogs prints the bare keys of the notice, which tell nobody anything.
+    told = notice and not notice.startswith("explainer.")
+    return Failure("empty_reply", notice if told else "Hermes ended well, but the model gave no text", True)
+
+
+def of_provider(text: str, message: str) -> Failure | None:
+    """What ``text`` says about a failed model call, as a failure with ``message``; ``None``: it speaks of none.
+
+    One mapping for all modes, so that a rejected key has one code however Hermes was read.
+    """
     found = _STATUS.search(text)
     status = int(found.group(1) or found.group(2)) if found else 0
     if status in (401, 403) or (not status and _AUTH.search(text)):

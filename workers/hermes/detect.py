@@ -1,0 +1,161 @@
+"""Which Hermes is here, which modes it has, and which one ``auto`` takes.
+
+``auto``: ``bridge`` where Hermes' Python can be found and the bridge's handshake succeeds, else ``stream-json`` where
+``hermes chat --help`` lists ``--format``, else ``text``. Where ``HERMES_STREAM_ARGS`` is set a command mode is taken,
+since the operator has said how his Hermes streams. Only ``bridge`` can ask a person, so a run that wants to be asked
+gets no other. ``api`` and ``quiet`` are taken where they are asked for by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from workers.hermes.bridge_call import handshake
+from workers.hermes.command import Unavailable, environment
+from workers.hermes.process import NotStarted
+from workers.hermes.settings import HermesSettings
+
+__all__ = ["Detector", "Found", "find", "locate"]
+
+_ASK_TIMEOUT = 30.0
+_REMEMBERED = 60.0
+"""Seconds for which a Hermes without bridge is not tried again: it may have failed for a passing reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What ``find`` saw. ``trouble``: the program is there, and does not run."""
+
+    path: str | None
+    version: str = ""
+    bridge: str = ""
+    """Empty: the handshake succeeded; else why it did not."""
+    lacks: tuple[str, ...] = ()
+    """Callbacks that the bridge would use and this Hermes does not have."""
+    streams: bool = False
+    """It lists ``--format``."""
+    mode: str = ""
+    why: str = ""
+    trouble: str = ""
+
+
+def locate(settings: HermesSettings) -> str | None:
+    return shutil.which(settings.bin)
+
+
+async def find(settings: HermesSettings, environ: Mapping[str, str] | None = None) -> Found:
+    """Look for it and ask it: some seconds. Never raises for what Hermes does."""
+    path = locate(settings)
+    if path is None:
+        return Found(None)
+    env = environment(os.environ if environ is None else environ, "")
+    try:
+        version, streams = await asyncio.gather(_version(path, env), _lists_format(path, env))
+    except (OSError, TimeoutError, _Unwell) as error:
+        return Found(path, trouble=str(error) or "it did not answer in time")
+    bridge = ""
+    lacks: tuple[str, ...] = ()
+    try:
+        hello = await handshake(settings, inherited=os.environ if environ is None else environ)
+        version, lacks = hello.hermes_version or version, tuple(hello.lacks)
+    except (Unavailable, NotStarted) as error:
+        bridge = str(error)
+    mode, why = _choose(settings, bridge, streams)
+    return Found(path, version, bridge, lacks, streams, mode, why)
+
+
+def _choose(settings: HermesSettings, bridge: str, streams: bool) -> tuple[str, str]:
+    if settings.mode != "auto":
+        return settings.mode, "HERMES_MODE says so"
+    if settings.stream_args:
+        command = "stream-json" if streams else "text"
+        return command, "HERMES_STREAM_ARGS is set, so the command is used"
+    if not bridge:
+        return "bridge", "its Python was found and the bridge's handshake succeeded"
+    if streams:
+        return "stream-json", f"there is no bridge ({bridge}), and it lists --format"
+    return "text", f"there is no bridge ({bridge}), and it does not list --format"
+
+
+class Detector:
+    """What a worker knows of its Hermes, asked once and forgotten when the program changes."""
+
+    def __init__(self, settings: HermesSettings) -> None:
+        self._settings = settings
+        self._streams: tuple[_Identity, bool] | None = None
+        self._bridgeless: tuple[_Identity, float, str] | None = None
+        self._asking = asyncio.Lock()
+
+    def no_bridge(self) -> str:
+        """Why the bridge is not tried now; empty: try it."""
+        if self._bridgeless is None:
+            return ""
+        identity, until, why = self._bridgeless
+        return why if identity == self._identity() and time.monotonic() < until else ""
+
+    def bridge_failed(self, why: str) -> None:
+        self._bridgeless = (self._identity(), time.monotonic() + _REMEMBERED, why)
+
+    async def streams(self, environ: Mapping[str, str]) -> bool:
+        """Whether ``hermes chat`` has ``--format``. A Hermes that cannot be asked has not: its call will say why."""
+        async with self._asking:
+            identity = self._identity()
+            if self._streams is None or self._streams[0] != identity:
+                path = locate(self._settings)
+                answer = False
+                with contextlib.suppress(OSError, TimeoutError, _Unwell):
+                    answer = path is not None and await _lists_format(path, environment(environ, ""))
+                    self._streams = (identity, answer)
+                return answer
+            return self._streams[1]
+
+    def _identity(self) -> _Identity:
+        path = locate(self._settings)
+        with contextlib.suppress(OSError):
+            return (path, Path(path).resolve().stat().st_mtime_ns) if path else (None, 0)
+        return path, 0
+
+
+_Identity = tuple[str | None, int]
+
+
+class _Unwell(Exception):
+    """The program ran and failed."""
+
+
+async def _version(path: str, env: Mapping[str, str]) -> str:
+    lines = (await _output(path, env, "--version")).splitlines()
+    return lines[0].strip() if lines else "?"
+
+
+async def _lists_format(path: str, env: Mapping[str, str]) -> bool:
+    return "--format" in await _output(path, env, "chat", "--help")
+
+
+async def _output(path: str, env: Mapping[str, str], *arguments: str) -> str:
+    process = await asyncio.create_subprocess_exec(
+        path,
+        *arguments,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=dict(env),
+        start_new_session=True,
+    )
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), _ASK_TIMEOUT)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        last = err.decode("utf-8", "replace").strip().splitlines()[-1:]
+        raise _Unwell(f"{' '.join(arguments)} ended with exit code {process.returncode}. {' '.join(last)}".strip())
+    return out.decode("utf-8", "replace")
