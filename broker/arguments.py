@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-__all__ = ["Arguments", "incomplete", "parse_arguments"]
+__all__ = ["Arguments", "incomplete", "nameless", "parse_arguments", "too_deep"]
 
 _MAX_DEPTH = 200
 """Deeper than any tool's schema, and far from where encoders and decoders give up."""
@@ -24,8 +24,8 @@ _MAX_DEPTH = 200
 class Arguments(NamedTuple):
     """``error`` is None, or ``{code, message, position, repair}``; then ``value`` is None.
 
-    ``code``: ``truncated``, ``trailing``, ``malformed``, ``too_deep`` or ``no_object``. ``position`` counts code
-    points. ``repair`` is an object that the text may have meant, or None.
+    ``code``: ``truncated``, ``trailing``, ``malformed``, ``too_deep``, ``no_object`` or ``nameless``. ``position``
+    counts code points. ``repair`` is an object that the text may have meant, or None.
     """
 
     value: Any
@@ -41,7 +41,7 @@ def parse_arguments(raw: str) -> Arguments:
     """Arguments as a model wrote them → their value. Nothing but white space is ``{}``."""
     if not raw.strip():
         return Arguments({}, None)
-    if _too_deep(raw):
+    if too_deep(raw):
         return Arguments(None, _error("too_deep", f"nested deeper than {_MAX_DEPTH} levels", 0, None))
     try:
         value = _strict.decode(raw)
@@ -52,8 +52,9 @@ def parse_arguments(raw: str) -> Arguments:
     return Arguments(None, _error("no_object", "the arguments are JSON, but no object", 0, _as_object(value)))
 
 
-def _too_deep(raw: str) -> bool:
-    if raw.count("{") + raw.count("[") <= _MAX_DEPTH:
+def too_deep(raw: str) -> bool:
+    """JSON with more levels than anybody means, and than encoders can be trusted with. Strings do not count."""
+    if len(raw) <= _MAX_DEPTH or raw.count("{") + raw.count("[") <= _MAX_DEPTH:
         return False
     depth = 0
     for token in _TOKEN.finditer(raw):
@@ -66,6 +67,11 @@ def _too_deep(raw: str) -> bool:
 def incomplete(raw: str) -> dict[str, Any]:
     """The error of a call whose stream ended before the call did, though its text parses."""
     return _error("truncated", "the stream ended before the call was complete", len(raw), _repair(raw))
+
+
+def nameless(value: dict[str, Any]) -> dict[str, Any]:
+    """The error of a call that never got the name of its tool, though its arguments parse."""
+    return _error("nameless", "the call names no tool", 0, value)
 
 
 def _error(code: str, message: str, position: int, repair: dict[str, Any] | None) -> dict[str, Any]:

@@ -10,10 +10,23 @@ from typing import Any, TypeAlias
 
 from msgspec import UNSET
 
-from broker.arguments import incomplete, parse_arguments
+from broker.arguments import incomplete, nameless, parse_arguments
 from broker.items import Annotation, MessageDelta, ReasoningDelta, RefusalDelta, ToolCallDelta, ToolStarted
 
 __all__ = ["Block", "Call", "Draft", "text_of"]
+
+_CUT_SHORT = frozenset(
+    {
+        # No room left.
+        *("length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"),
+        # Somebody stepped in.
+        *("content_filter", "content_filtered", "guardrail_intervened", "refusal", "safety", "sensitive"),
+        # The model went wrong, or its provider.
+        *("malformed_function_call", "malformed_model_output", "malformed_tool_use"),
+        *("error", "network_error", "insufficient_system_resource", "cancelled", "failed"),
+    }
+)
+"""Finish reasons, in small letters, that leave the block under way without its end; ``incomplete:…`` is one more."""
 
 _Indexed: TypeAlias = MessageDelta | ReasoningDelta | RefusalDelta | Annotation | ToolCallDelta
 _Slot: TypeAlias = tuple[Any, ...]
@@ -30,16 +43,18 @@ def text_of(message: Mapping[str, Any] | None) -> str:
 class Block:
     """A text, reasoning or refusal block."""
 
-    __slots__ = ("annotations", "kind", "parts", "redacted", "signature")
+    __slots__ = ("annotations", "incomplete", "kind", "parts", "redacted", "signature")
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
+        self.incomplete = False
+        """The provider never closed it."""
         self.parts: list[str] = []
         self.annotations: list[Any] = []
         self.signature = ""
         self.redacted: Any = UNSET
 
-    def render(self, partial: bool) -> dict[str, Any]:
+    def render(self) -> dict[str, Any]:
         block: dict[str, Any] = {"type": self.kind, "text": "".join(self.parts)}
         if self.annotations:
             block["annotations"] = list(self.annotations)
@@ -47,13 +62,15 @@ class Block:
             block["signature"] = self.signature
         if self.redacted is not UNSET:
             block["redacted"] = self.redacted
+        if self.incomplete:
+            block["incomplete"] = True
         return block
 
 
 class Call:
     """A tool call. ``told`` is its block where a message, or the tool's start, gave it whole."""
 
-    __slots__ = ("id", "made_id", "name", "parts", "round", "started", "told")
+    __slots__ = ("custom", "id", "incomplete", "made_id", "name", "parts", "round", "signature", "started", "told")
 
     def __init__(self, round: int, made_id: str, id: str) -> None:
         self.round = round
@@ -61,7 +78,11 @@ class Call:
         self.made_id = made_id
         """Stands for an id that the provider left out. Made of the call's place: the same in each rendering."""
         self.name = ""
+        self.custom = False
+        """The tool takes free text, not JSON."""
+        self.signature = ""
         self.parts: list[str] = []
+        self.incomplete = False
         self.told: dict[str, Any] | None = None
         self.started = False
         """The tool was seen to start, so the call was complete."""
@@ -74,18 +95,29 @@ class Call:
             self.name += name
         if item.arguments:
             self.parts.append(item.arguments)
+        self.custom = self.custom or item.kind == "custom"
+        if item.signature:
+            self.signature = item.signature
 
-    def render(self, partial: bool) -> dict[str, Any]:
+    def render(self, cut: bool, raw: bool = False) -> dict[str, Any]:
+        """``cut``: its end may be missing, unless the tool was seen to start. ``raw``: keep the text of any call."""
         if self.told is not None:
             return dict(self.told)
+        text, cut = "".join(self.parts), (cut or self.incomplete) and not self.started
         block: dict[str, Any] = {"type": "tool_call", "id": self.id or self.made_id, "name": self.name}
-        return block | _arguments("".join(self.parts), cut=partial and not self.started)
+        if self.custom:
+            block |= {"kind": "custom", "input": text} | ({"error": incomplete(text)} if cut else {})
+        else:
+            block |= _arguments(text, cut=cut, name=self.name) | ({"raw": text} if raw else {})
+        return block | ({"signature": self.signature} if self.signature else {})
 
 
-def _arguments(raw: str, *, cut: bool = False) -> dict[str, Any]:
+def _arguments(raw: str, *, cut: bool = False, name: str = "?") -> dict[str, Any]:
     value, error = parse_arguments(raw)
     if error is None and cut:
         error = incomplete(raw)
+    if error is None and not name:
+        error = nameless(value)
     if error is None:
         return {"arguments": value}
     return {"arguments": None, "raw": raw, "error": error}
@@ -101,6 +133,8 @@ class Draft:
         self._made_ids = f"call_{round}_{choice}_" if choice else f"call_{round}_"
         self._role: Any = "assistant"
         self._fields: dict[str, Any] = {}
+        self._incomplete = False
+        """The stream ended before the provider had said so."""
         self._clear()
 
     def _clear(self) -> None:
@@ -109,24 +143,52 @@ class Draft:
         self._calls: dict[_Slot, Call] = {}
         self._call_ids: dict[_Slot, Call] = {}
         self._count = 0
+        self._latest: Block | Call | None = None
+        """What the last delta belonged to: the one block whose end may be missing."""
 
     @property
     def has_content(self) -> bool:
         return bool(self._blocks) or self.settled
 
-    def message(self, partial: bool = False) -> dict[str, Any]:
-        content = [dict(b) if isinstance(b, dict) else b.render(partial) for b in self._blocks]
+    def message(self, partial: bool = False, raw: bool = False) -> dict[str, Any]:
+        """``partial``: unless the provider said that it was done, any call that was not seen to start may lack its end.
+
+        ``raw``: each call keeps its text.
+        """
+        reason = str(self._fields.get("finish_reason") or "").lower()
+        cut_short = self._incomplete or reason in _CUT_SHORT or reason.startswith("incomplete")
+        partial = partial and (cut_short or not reason)
+        content: list[dict[str, Any]] = []
+        for block in self._blocks:
+            if isinstance(block, Call):
+                content.append(block.render(partial or (cut_short and block is self._latest), raw))
+            else:
+                content.append(block.render() if isinstance(block, Block) else dict(block))
         return {"role": self._role, "content": content, **self._fields}
 
     def block(self, kind: str, item: _Indexed) -> Block:
         """The open block that ``item`` belongs to, made where there is none."""
         slot = (kind, *_place(item))
         block = self._open.get(slot)
-        return block if block is not None else self._new_block(slot, kind)
+        if block is None:
+            block = self._new_block(slot, kind)
+        self._latest = block
+        return block
 
     def _new_block(self, slot: _Slot, kind: str) -> Block:
-        block = self._open[slot] = Block(kind)
+        block = self._open[slot] = self._latest = Block(kind)
         self._blocks.append(block)
+        return block
+
+    def say(self, item: MessageDelta) -> Block:
+        """Text. A second signature is that of another block."""
+        block = self.block("text", item)
+        signature = item.signature or ""
+        if signature and block.signature and signature != block.signature:
+            block = self._new_block(("text", *_place(item)), "text")
+        if item.text:
+            block.parts.append(item.text)
+        block.signature = signature or block.signature
         return block
 
     def reason(self, item: ReasoningDelta) -> None:
@@ -151,7 +213,7 @@ class Draft:
             call = self._call_ids.get((item.call_id, *place)) or self._call_ids.get((item.call_id,))
         if call is None:
             call = self._new_call(item.call_id)
-        self._calls[place] = call
+        self._calls[place] = self._latest = call
         call.extend(item)
         if call.id:
             self._call_ids[call.id, *place] = call
@@ -208,6 +270,21 @@ class Draft:
             value = payload.get(name)
             if value and isinstance(value, kind):
                 self._fields.setdefault(name, value)
+        self._incomplete = self._incomplete or payload.get("incomplete") is True
+        unclosed = payload.get("incomplete_blocks")
+        for index in unclosed if isinstance(unclosed, list) else ():
+            self._mark_incomplete(index)
+
+    def fall_back(self, model: str) -> None:
+        """The provider let another model answer: the one change of model that there is within a message."""
+        if not self.settled:
+            self._fields["model"] = model
+
+    def _mark_incomplete(self, index: Any) -> None:
+        for (_, place, *_), block in self._open.items():
+            block.incomplete = block.incomplete or place == index
+        for (place, *_), call in self._calls.items():
+            call.incomplete = call.incomplete or place == index
 
 
 def _place(item: _Indexed) -> _Slot:

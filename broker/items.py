@@ -55,6 +55,7 @@ __all__ = [
     "from_fields",
     "modes_of",
     "parse_modes",
+    "scrub",
 ]
 
 
@@ -94,8 +95,11 @@ class _Delta(Item, kw_only=True, frozen=True):
 
 
 class MessageDelta(_Delta, kw_only=True, frozen=True, tag="message.delta"):
+    """``signature``: what a provider wants back with this text (Gemini's ``thoughtSignature``)."""
+
     MODES: ClassVar[Mode] = Mode.MESSAGES | Mode.EVENTS
     text: str
+    signature: str | UnsetType = UNSET
 
 
 class ReasoningDelta(_Delta, kw_only=True, frozen=True, tag="reasoning.delta"):
@@ -129,10 +133,14 @@ class Message(Item, kw_only=True, frozen=True, tag="message"):
 
 
 class ToolCallDelta(_Delta, kw_only=True, frozen=True, tag="tool_call.delta"):
+    """A fragment of a call. ``kind`` is ``custom`` where the tool takes free text, no JSON; said once is enough."""
+
     MODES: ClassVar[Mode] = Mode.TOOLS | Mode.EVENTS
     call_id: str = ""
     name: str | UnsetType = UNSET
     arguments: str = ""
+    kind: str | UnsetType = UNSET
+    signature: str | UnsetType = UNSET
 
 
 class _Tool(Item, kw_only=True, frozen=True):
@@ -348,14 +356,14 @@ def escape(data: bytes) -> bytes:
     return data
 
 
-def _scrub(value: Any) -> Any:
+def scrub(value: Any) -> Any:
     """Lone surrogates, which no UTF-8 can carry, become U+FFFD."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, Mapping):
-        return {_scrub(k): _scrub(v) for k, v in value.items()}
+        return {scrub(k): scrub(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_scrub(v) for v in value]
+        return [scrub(v) for v in value]
     return value
 
 
@@ -369,7 +377,7 @@ def _dump(value: Any) -> bytes:
 def _dump_mended(value: Any, error: Exception) -> bytes:
     if isinstance(error, UnicodeEncodeError):
         try:
-            return _encoder.encode(_scrub(msgspec.to_builtins(value)))
+            return _encoder.encode(scrub(msgspec.to_builtins(value)))
         except Exception as second:
             error = second
     if isinstance(error, (TypeError, ValueError, OverflowError, RecursionError)):

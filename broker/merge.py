@@ -52,9 +52,10 @@ from broker.items import (
     encode,
 )
 
-__all__ = ["Merger", "compact", "merge_entries", "text_of"]
+__all__ = ["COUNTS", "Merger", "compact", "merge_entries", "text_of"]
 
-_COUNTS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
+COUNTS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
+"""The token counts of a ``usage`` item."""
 
 
 class Merger:
@@ -97,18 +98,27 @@ class Merger:
         """The fence, once it came."""
         return self._outcome
 
-    def message(self, round: int | None = None, choice: int = 0) -> dict[str, Any] | None:
+    def choices(self, round: int | None = None) -> list[int]:
+        """The choices of a round (the last by default) that have content, ascending."""
+        number = self.rounds if round is None else round
+        return sorted(c for (n, c), draft in self._drafts.items() if n == number and draft.has_content)
+
+    def message(self, round: int | None = None, choice: int = 0, *, raw: bool = False) -> dict[str, Any] | None:
         """One round's merged message, the last round's by default; None where that has no content.
 
-        Behind the fence that is the fence's message; a ``partial`` answers only where nothing else was seen.
+        ``raw``: the tool calls keep the text of their arguments also where that is valid. Behind the fence that is the
+        fence's message; a ``partial`` answers only where nothing else was seen.
         """
         if round is None:
             round = self.rounds
         draft = self._drafts.get((round, choice))
-        return draft.message() if draft is not None and draft.has_content else None
+        return draft.message(raw=raw) if draft is not None and draft.has_content else None
 
     def partial(self) -> dict[str, Any] | None:
-        """The last round's message as far as it came. A call that never started may lack its end: it is marked."""
+        """The last round's message as far as it came. A call that never started is marked, as it may lack its end,
+
+        unless ``model.completed`` said that the model was done.
+        """
         draft = self._drafts.get((self.rounds, 0))
         return draft.message(partial=True) if draft is not None and draft.has_content else None
 
@@ -131,12 +141,10 @@ class Merger:
 
     def _add_text(self, item: MessageDelta) -> None:
         key = (item.index, item.round, item.choice, item.component_id, item.session_id, item.parent_run_id)
-        if key == self._hot_key:  # token after token of one block
+        if key == self._hot_key and item.signature is UNSET:  # token after token of one block
             self._hot_parts.append(item.text)
-        elif item.text:
-            block = self._draft(item.round, item.choice).block("text", item)
-            block.parts.append(item.text)
-            self._hot_key, self._hot_parts = key, block.parts
+        elif item.text or item.signature:
+            self._hot_key, self._hot_parts = key, self._draft(item.round, item.choice).say(item).parts
 
     def _add_refusal(self, item: RefusalDelta) -> None:
         if item.text:
@@ -150,6 +158,7 @@ class Merger:
         self._draft(item.round, item.choice).block("text", item).annotations.append(item.annotation)
 
     def _add_call(self, item: ToolCallDelta) -> None:
+        self._hot_key = None  # text behind a call tells that the call was complete: it must be looked at
         call = self._draft(item.round, item.choice).call(item)
         if call.id:
             self._calls[call.id] = call
@@ -188,7 +197,7 @@ class Merger:
             call.started = True
 
     def _add_usage(self, item: Usage) -> None:
-        for name in _COUNTS:
+        for name in COUNTS:
             total, delta = item.total.get(name), getattr(item, name)
             if total is not None:
                 self._usage[name] = total
@@ -207,6 +216,10 @@ class Merger:
             number, choice = item.payload.get("round"), item.payload.get("choice")
             round = number if isinstance(number, int) and number > 0 else max(self._round, 1)
             self._draft(round, choice if isinstance(choice, int) else UNSET).describe(item.payload)
+        elif item.name == "fallback":
+            number, model = item.payload.get("round"), item.payload.get("to")
+            if isinstance(number, int) and number > 0 and isinstance(model, str) and model:
+                self._draft(number, UNSET).fall_back(model)
 
     def _add_final(self, item: Final) -> None:
         self._outcome = item

@@ -25,9 +25,11 @@ _COMMANDS = {
     "replay": ("ops.replay", "replay", "Show a stored run again, or publish it again as a new one."),
     "runs": ("ops.registry", "runs", "List runs, newest first."),
     "show": ("ops.registry", "show", "What is known of a run."),
+    "input": ("ops.answering", "input_", "Answer what a run asks: approvals and questions."),
     "cancel": ("ops.registry", "cancel", "Stop a run."),
     "export": ("ops.transfer", "export_run", "A run as lines of JSON, to stdout."),
     "import": ("ops.transfer", "import_run", "Lines of JSON from stdin as a new run, published as they arrive."),
+    "merge": ("ops.merge", "merge", "A recorded response of a model provider as one merged message."),
     "doctor": ("ops.doctor", "doctor", "What is configured, reachable, misconfigured."),
 }
 

@@ -12,6 +12,7 @@ import msgspec
 from broker import api
 from broker.records import STATUSES, RunRecord
 from gateway.answers import view
+from ops.asks import fields_of, shown
 from ops.exits import Exit
 from ops.options import json_option, load_settings, redis_option
 from ops.render import message_text, seconds, tokens
@@ -118,6 +119,7 @@ def _facts(record: RunRecord, first: int) -> list[tuple[str, str]]:
         ("run", record.run_id),
         ("status", record.status),
         ("cancelling", "asked for" if record.cancel_requested and not record.ended_ else ""),
+        ("asks", "; ".join(f"{ask.kind}: {' · '.join(shown(fields_of(ask)))}" for ask in record.asks)),
         ("runner", record.runner),
         ("session", record.session_id or ""),
         ("attempt", str(record.attempt) if record.attempt > 1 else ""),

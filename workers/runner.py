@@ -103,8 +103,9 @@ class RunContext:
         if round_ is not None and round_ > self._rounds.current:
             await self.end_round()
             self._rounds.current = round_
-        for event in self._rounds.mismatch(item):
-            await self._put(event)
+        if type_ == "message":
+            for event in self._rounds.mismatch(item):
+                await self._put(event)
         await self._put(item)
 
     async def end_round(self) -> None:

@@ -50,8 +50,10 @@ MESSAGES = st.fixed_dictionaries(
 )
 _PAYLOAD_KEYS = TEXTS.filter(lambda k: k not in {*items._ENVELOPE, "name", "type", "run_id", "seq"})
 
+_SIGNATURE = st.sampled_from([UNSET, UNSET, UNSET, "s1", "s2"])
 TEXT_DELTA = _delta(MessageDelta, text=TEXTS)
-REASONING_DELTA = _delta(ReasoningDelta, text=TEXTS, signature=st.sampled_from([UNSET, UNSET, UNSET, "s1", "s2"]))
+SIGNED_DELTA = _delta(MessageDelta, text=TEXTS, signature=_SIGNATURE)
+REASONING_DELTA = _delta(ReasoningDelta, text=TEXTS, signature=_SIGNATURE)
 REDACTED_DELTA = _delta(ReasoningDelta, redacted=st.sampled_from(["blob", {"a": [1]}]))
 REFUSAL_DELTA = _delta(RefusalDelta, text=TEXTS)
 CALL_DELTA = _delta(
@@ -59,9 +61,11 @@ CALL_DELTA = _delta(
     call_id=_TOOL["call_id"],
     name=st.sampled_from([UNSET, UNSET, "", "f", "g"]),
     arguments=st.sampled_from(["", "{", '{"q":', '"é\u2028"', "}", "1", ", "]),
+    kind=st.sampled_from([UNSET, UNSET, UNSET, "custom"]),
+    signature=st.sampled_from([UNSET, UNSET, UNSET, "s1"]),
 )
 ANY_ITEM: dict[str, st.SearchStrategy[Item]] = {
-    "message.delta": TEXT_DELTA,
+    "message.delta": TEXT_DELTA | SIGNED_DELTA,
     "reasoning.delta": REASONING_DELTA | REDACTED_DELTA,
     "refusal.delta": REFUSAL_DELTA,
     "annotation": _delta(items.Annotation, annotation=JSON),
@@ -91,6 +95,9 @@ _EVENTS = st.sampled_from(
         Event(name="run.restarted", payload={"attempt": 2}),
         Event(name="model.started", payload={"model": "m", "round": 2}),
         Event(name="model.completed", payload={"finish_reason": "stop"}),
+        Event(name="model.completed", payload={"finish_reason": "length"}),
+        Event(name="model.completed", payload={"incomplete": True}),
+        Event(name="model.completed", payload={"incomplete_blocks": [0, 2]}),
         Event(name="warning"),
     ]
 )

@@ -161,6 +161,25 @@ def test_the_last_event_id_is_what_a_reconnect_sends() -> None:
     assert decoder.retry == 50
 
 
+@pytest.mark.parametrize(
+    ("stream", "events"),
+    [
+        (b"data: 123456\n\ndata: 1\n\n", [("123456", False), ("1", False)]),
+        (b"data: 1234567\n\ndata: 1\n\n", [("123456", True), ("1", False)]),
+        (b"data: 123456\ndata: 456789\n\ndata: 1\n\n", [("123456\n45678", True), ("1", False)]),
+        (b"data\n" * 40 + b"\ndata: 1\n\n", [("\n" * 12, True), ("1", False)]),
+        (b": 123456789012345\nfoo: 123456789012345\ndata: 1\n\n", [("1", False)]),
+        (b"event: 123456789012345\ndata: 1\n\n", [("1", True)]),
+    ],
+)
+def test_what_is_longer_than_the_limit_is_cut_and_says_so(stream: bytes, events: list[tuple[str, bool]]) -> None:
+    """12 bytes a line, and as many characters of data an event."""
+    for cut in range(len(stream)):
+        decoder = Decoder(limit=12)
+        read = decoder.feed(stream[:cut]) + decoder.feed(stream[cut:])
+        assert [(event.data, event.cut) for event in read] == events, cut
+
+
 def test_a_long_line_in_small_chunks_costs_linear_time() -> None:
     decoder = Decoder()
     chunk = b"x" * 1024
