@@ -1,7 +1,25 @@
 """A model server for the tests: OpenAI-compatible chat completions over SSE, on 127.0.0.1, in this process.
 
-The last capital word of the newest user message picks a scenario: ``PLAIN``, ``TOOL`` (a tool round, then an answer),
-``SLEEPTOOL`` (a tool that takes 60 s), ``SLOW`` (an answer of 40 words, four a second), ``ERR401``, ``EMPTY``.
+The last capital word of the newest user message picks a scenario:
+
+| word | what the model does |
+|---|---|
+| ``PLAIN`` | answers in two lines |
+| ``REASON`` | reasons, then answers |
+| ``TOOL`` | one tool round, then an answer |
+| ``MANYTOOLS`` | a round with three calls, one of which fails, then an answer |
+| ``SLEEPTOOL`` | a tool that takes 60 s |
+| ``LONG`` | an answer of 24 lines, fast |
+| ``SLOW`` | an answer of 40 words, four a second |
+| ``DANGER path`` | a command that removes ``path`` with all it holds, then an answer |
+| ``TWODANGERS path`` | two such commands in one round: ``path/1`` and ``path/2`` |
+| ``DELEGATE`` | gives the rest of the message to a subagent, then answers |
+| ``COMPRESS`` | six rounds of a tool, of which the last says that the context is nearly full; then an answer |
+| ``ASK`` | asks which colour, then answers |
+| ``ERR401``, ``ERR429``, ``ERR500`` | the HTTP error |
+| ``CUT`` | the first answer breaks off in the middle of the stream; the next is whole |
+| ``EMPTY`` | nothing |
+
 Everything that is sent is noted with its time (``time.monotonic``), so that a test can compare what viewers saw, and
 when, with what the model said.
 """
@@ -10,6 +28,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -19,12 +38,27 @@ from typing import Any
 
 __all__ = ["FakeModel", "Reply"]
 
-_SCENARIOS = ("SLEEPTOOL", "PLAIN", "TOOL", "SLOW", "ERR401", "EMPTY")
+_SCENARIOS = (
+    *("SLEEPTOOL", "MANYTOOLS", "TOOL", "PLAIN", "REASON", "LONG", "SLOW", "TWODANGERS", "DANGER", "ASK"),
+    *("DELEGATE", "COMPRESS"),
+    *("ERR401", "ERR429", "ERR500", "CUT", "EMPTY"),
+)
 PLAIN = "Hello there! This is a plain answer\nmade of about twenty small tokens: “quoted”, 漢字, 😀 among them. End."
+THOUGHTS = "First I think about the question, then about the answer. "
 BEFORE_TOOL = "Let me run a command first. "
 AFTER_TOOL = "The command ran and printed what I expected.\nThat is the whole answer."
 SLOW = " ".join(f"w{i:02d}" for i in range(40))
-_PACE = {"SLOW": 0.25}
+LONG = "\n".join(f"Line {i}: some words to fill it." for i in range(24))
+CUT = "This answer will break off in the "
+_PACE = {"SLOW": 0.25, "LONG": 0.01, "COMPRESS": 0.01}
+_SUMMARY = "CONTEXT COMPACTION"
+"""How Hermes marks what stands for the messages that it compressed away."""
+_ERRORS = {
+    "ERR401": (401, {"message": "this key is not known", "code": "invalid_api_key"}),
+    "ERR429": (429, {"message": "too many requests for now", "code": "rate_limit_exceeded"}),
+    "ERR500": (500, {"message": "the model has a fault", "type": "server_error"}),
+}
+_TOOLED = {"TOOL", "SLEEPTOOL", "MANYTOOLS", "DANGER", "TWODANGERS", "ASK", "DELEGATE", "COMPRESS"}
 
 
 @dataclass
@@ -34,6 +68,7 @@ class Reply:
     scenario: str
     pieces: list[tuple[float, str]] = field(default_factory=list)
     done: float | None = None
+    prompt: str = ""
 
     @property
     def text(self) -> str:
@@ -47,6 +82,9 @@ class FakeModel:
         self.pace = pace
         self.replies: list[Reply] = []
         self.prompts: list[str] = []
+        self.conversations: list[list[dict[str, Any]]] = []
+        """The messages of each request."""
+        self._cut: set[str] = set()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _answering(self))
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, name="fake model", daemon=True)
@@ -73,7 +111,15 @@ class FakeModel:
             "security: {tirith_enabled: false, allow_lazy_installs: false}\n"
             "approvals: {timeout: 3}\n"
             "clarify: {timeout: 3}\n"
+            # Newer builds otherwise try for minutes.
+            "agent: {api_max_retries: 2, auto_recovery_cycles: 0}\n"
         )
+
+    def cuts(self, prompt: str) -> bool:
+        """Whether this answer is to break off: the first of its prompt is."""
+        known = prompt in self._cut
+        self._cut.add(prompt)
+        return not known
 
 
 def _pieces(text: str) -> list[str]:
@@ -86,25 +132,56 @@ def _text_of(content: Any) -> str:
     return content if isinstance(content, str) else ""
 
 
-def _tool_call(command: str) -> list[dict[str, Any]]:
-    arguments = json.dumps({"command": command})
-    function = {"name": "terminal", "arguments": ""}
-    deltas = [{"index": 0, "id": "call_1", "type": "function", "function": function}]
-    deltas += [{"index": 0, "function": {"arguments": arguments[i : i + 9]}} for i in range(0, len(arguments), 9)]
+def _calls(*calls: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tool calls as a model streams them: the name, then the arguments in pieces."""
+    deltas: list[dict[str, Any]] = []
+    for index, (name, asked) in enumerate(calls):
+        arguments = json.dumps(asked)
+        function = {"name": name, "arguments": ""}
+        deltas.append({"index": index, "id": f"call_{index + 1}", "type": "function", "function": function})
+        pieces = (arguments[i : i + 9] for i in range(0, len(arguments), 9))
+        deltas += [{"index": index, "function": {"arguments": piece}} for piece in pieces]
     return [{"tool_calls": [delta]} for delta in deltas]
 
 
-def _plan(scenario: str, answered: bool) -> tuple[list[dict[str, Any]], str]:
+def _words(text: str) -> list[dict[str, Any]]:
+    return [{"content": piece} for piece in _pieces(text)]
+
+
+def _tool_calls(scenario: str, prompt: str) -> list[dict[str, Any]]:
+    found = re.search(r"DANGERS? (\S+)", prompt)
+    path = found[1] if found else "/nonexistent/of-the-tests"
+    match scenario:
+        case "TOOL":
+            return _calls(("terminal", {"command": "echo tool-output"}))
+        case "SLEEPTOOL":
+            return _calls(("terminal", {"command": "sleep 60"}))
+        case "MANYTOOLS":
+            first, third = {"command": "echo many-a"}, {"command": "exit 3"}
+            return _calls(("terminal", first), ("read_file", {"path": "/etc/hostname"}), ("terminal", third))
+        case "DANGER":
+            return _calls(("terminal", {"command": f"rm -rf {path}"}))
+        case "DELEGATE":
+            return _calls(("delegate_task", {"goal": prompt.replace("DELEGATE", "").strip(), "context": "none"}))
+        case "COMPRESS":
+            return _calls(("terminal", {"command": "seq 1000 1999"}))
+        case "TWODANGERS":
+            return _calls(*(("terminal", {"command": f"rm -rf {path}/{n}"}) for n in (1, 2)))
+        case _:
+            asked = {"question": "Which colour?", "choices": ["red", "blue"]}
+            return _calls(("clarify", {**asked, "questions": [asked]}))  # as older and as newer builds want it
+
+
+def _plan(scenario: str, answered: bool, prompt: str) -> tuple[list[dict[str, Any]], str]:
     """The deltas of one model call and its finish reason. ``answered``: the tool's result is there already."""
-    words = [{"content": piece} for piece in _pieces(SLOW if scenario == "SLOW" else PLAIN)]
     if scenario == "EMPTY":
         return [], "stop"
-    if scenario in ("TOOL", "SLEEPTOOL"):
-        if answered:
-            return [{"content": piece} for piece in _pieces(AFTER_TOOL)], "stop"
-        command = "echo tool-output" if scenario == "TOOL" else "sleep 60"
-        return [{"content": piece} for piece in _pieces(BEFORE_TOOL)] + _tool_call(command), "tool_calls"
-    return words, "stop"
+    if scenario in _TOOLED and answered:
+        return _words(AFTER_TOOL), "stop"
+    if scenario in _TOOLED:
+        return _words(BEFORE_TOOL) + _tool_calls(scenario, prompt), "tool_calls"
+    thoughts = [{"reasoning_content": piece} for piece in _pieces(THOUGHTS)] if scenario == "REASON" else []
+    return thoughts + _words({"SLOW": SLOW, "LONG": LONG}.get(scenario, PLAIN)), "stop"
 
 
 def _answering(model: FakeModel) -> type[BaseHTTPRequestHandler]:
@@ -127,17 +204,23 @@ def _answering(model: FakeModel) -> type[BaseHTTPRequestHandler]:
             prompt = _text_of(messages[last].get("content")) if messages else ""
             found = re.findall("|".join(rf"\b{name}\b" for name in _SCENARIOS), prompt)
             scenario = found[-1] if found else "PLAIN"
-            answered = any(m.get("role") == "tool" for m in messages[last:])
+            rounds = sum(1 for m in messages[last:] if m.get("role") == "tool")
+            answered = rounds > 0 if scenario != "COMPRESS" else _SUMMARY in json.dumps(messages)
             model.prompts.append(prompt)
-            if scenario == "ERR401":
-                return self._json(401, {"error": {"message": "this key is not known", "code": "invalid_api_key"}})
+            model.conversations.append(messages)
+            if scenario in _ERRORS:
+                status, error = _ERRORS[scenario]
+                return self._json(status, {"error": error})
             if not body.get("stream"):
-                return self._json(200, _completion("".join(d.get("content", "") for d in _plan(scenario, answered)[0])))
-            self._stream(scenario, answered)
+                deltas = _plan(scenario, answered, prompt)[0]
+                return self._json(200, _completion("".join(d.get("content", "") for d in deltas)))
+            full = scenario == "COMPRESS" and rounds == 5 and not answered
+            self._stream(scenario, answered, prompt, 190_000 if full else 1_000)
 
-        def _stream(self, scenario: str, answered: bool) -> None:
-            deltas, finish = _plan(scenario, answered)
-            reply = Reply(scenario)
+        def _stream(self, scenario: str, answered: bool, prompt: str, prompt_tokens: int) -> None:
+            cut = scenario == "CUT" and model.cuts(prompt)
+            deltas, finish = (_words(CUT), "stop") if cut else _plan(scenario, answered, prompt)
+            reply = Reply(scenario, prompt=prompt)
             model.replies.append(reply)
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
@@ -145,23 +228,31 @@ def _answering(model: FakeModel) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.close_connection = True
             try:
-                for chunk in self._chunks(deltas, finish, reply, _PACE.get(scenario, model.pace)):
+                pace = _PACE.get(scenario, model.pace)
+                for chunk in self._chunks(deltas, finish, reply, pace, prompt_tokens, cut=cut):
                     self.wfile.write(b"data: " + chunk + b"\n\n")
                     self.wfile.flush()
+                if cut:
+                    return self.connection.shutdown(socket.SHUT_RDWR)
             except (BrokenPipeError, ConnectionResetError):
                 return  # Hermes was stopped
             reply.done = time.monotonic()
 
-        def _chunks(self, deltas: list[dict[str, Any]], finish: str, reply: Reply, pace: float) -> Iterator[bytes]:
+        def _chunks(
+            self, deltas: list[dict[str, Any]], finish: str, reply: Reply, pace: float, prompt_tokens: int, *, cut: bool
+        ) -> Iterator[bytes]:
             yield _chunk({"role": "assistant", "content": ""})
             for delta in deltas:
                 time.sleep(pace)
                 if "content" in delta:
                     reply.pieces.append((time.monotonic(), delta["content"]))
                 yield _chunk(delta)
+            if cut:
+                return
             yield _chunk({}, finish)
             # No output tokens: Hermes then believes that the answer is empty after two requests instead of four.
-            yield _chunk(None, usage=_USAGE if deltas else {**_USAGE, "completion_tokens": 0, "total_tokens": 1_000})
+            usage = _USAGE if deltas else {**_USAGE, "completion_tokens": 0, "total_tokens": 1_000}
+            yield _chunk(None, usage={**usage, "prompt_tokens": prompt_tokens})
             yield b"[DONE]"
 
         def _json(self, status: int, value: dict[str, Any]) -> None:
