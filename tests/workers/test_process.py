@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -66,6 +67,38 @@ async def test_output_exit_code_and_standard_error(mark: str) -> None:
     await process.aclose()
     assert process.stderr == "err\n"
     assert process.killed == 0
+
+
+async def test_input_arrives_in_order_and_ends(mark: str) -> None:
+    env = environment(os.environ, mark)
+    process = await SupervisedProcess.start(["cat"], env, grace=5, mark=mark, stdin=True)
+    long = b"x" * (1 << 20)
+    process.write(b"first\n")
+    process.write(long)
+    process.close_stdin()
+    assert await _all(process) == b"first\n" + long
+    assert await process.wait() == 0
+    process.write(b"to nobody")
+    await process.aclose()
+    process.write(b"to nobody")
+
+
+async def test_input_that_is_not_read_keeps_nobody(mark: str) -> None:
+    env = environment(os.environ, mark)
+    process = await SupervisedProcess.start(["sleep", "60"], env, grace=5, mark=mark, stdin=True)
+    process.write(b"x" * (1 << 20))
+    async with asyncio.timeout(5):
+        await process.aclose()
+
+
+async def test_a_working_directory(mark: str, tmp_path: Path) -> None:
+    env = environment(os.environ, mark)
+    process = await SupervisedProcess.start(["pwd"], env, grace=5, mark=mark, cwd=str(tmp_path))
+    assert await _all(process) == f"{tmp_path}\n".encode()
+    await process.aclose()
+    with pytest.raises(NotStarted) as gone:
+        await SupervisedProcess.start(["pwd"], env, grace=5, mark=mark, cwd=str(tmp_path / "gone"))
+    assert not gone.value.missing
 
 
 async def test_a_signal_is_a_negative_exit_code(mark: str) -> None:

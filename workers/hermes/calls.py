@@ -6,8 +6,9 @@ Every mode gives the same: items in order, questions to people, a verdict. ``dri
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -90,58 +91,71 @@ class HermesCall(Protocol):
 
 
 class Drive:
-    """Reads a call to its end, within the limits of time. Asking a person is no silence."""
+    """Reads a call to its end, within the limits of time. Asking a person is no silence.
+
+    Silence is time spent waiting for Hermes: not while a person is asked (``asking``), and not while whoever takes the
+    batches is busy with one.
+    """
 
     def __init__(self, call: HermesCall, settings: HermesSettings) -> None:
         self.call, self._settings = call, settings
         self.failure: Failure | None = None
         """The limit that was passed."""
-        self.asking = 0
-        """How many questions wait for an answer: the silence does not count meanwhile. The caller keeps it."""
-        self._started = time.monotonic()
+        self._started = self._heard = time.monotonic()
+        self._asking = 0
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[None]:
+        """While a person is asked. Several may be at once."""
+        self._asking += 1
+        try:
+            yield
+        finally:
+            self._asking -= 1
+            self._heard = time.monotonic()
 
     async def batches(self) -> AsyncGenerator[Batch, None]:
-        """Past a limit the call is stopped, and its last words still come."""
-        while True:
-            reading = asyncio.ensure_future(self.call.read())
-            try:
-                await self._wait(reading)
-                batch = reading.result()
-            finally:
-                reading.cancel()
-            if batch is None:
-                return
+        """Past a limit the call is stopped, and its last words still come. What ``read`` raises is raised."""
+        while (batch := await self._read()) is not None:
             yield batch
 
-    async def _wait(self, reading: asyncio.Future[Batch | None]) -> None:
-        heard = time.monotonic()
-        while not reading.done():
-            if self.asking:
-                heard = time.monotonic()
-            wait = None if self.failure else self._left(heard)
-            await asyncio.wait({reading}, timeout=wait if not self.asking or wait is None else min(wait, 1.0))
-            if reading.done() or self.failure is not None:
-                continue
-            self.failure = self._too_slow(heard)
-            if self.failure is not None:
-                self.call.stop()
+    async def _read(self) -> Batch | None:
+        self._heard = time.monotonic()
+        reading = asyncio.ensure_future(self.call.read())
+        try:
+            while not reading.done():
+                self._check()
+                await asyncio.wait({reading}, timeout=self._left())
+            return reading.result()
+        finally:
+            if not reading.done():
+                reading.cancel()
+                # Whoever cleans up reads on: two cannot read at once.
+                await asyncio.gather(reading, return_exceptions=True)
 
-    def _left(self, heard: float) -> float | None:
+    def _left(self) -> float | None:
+        """Seconds until a limit may be passed. A person may answer at any time: then silence begins anew."""
+        if self.failure is not None:
+            return None
         now, s = time.monotonic(), self._settings
-        limits = []
-        if s.timeout:
-            limits.append(s.timeout - (now - self._started))
+        limits = [s.timeout - (now - self._started)] if s.timeout else []
         if s.silence:
-            limits.append(s.silence - (now - heard))
+            limits.append(s.silence - (0.0 if self._asking else now - self._heard))
         return max(min(limits), 0.0) if limits else None
 
-    def _too_slow(self, heard: float) -> Failure | None:
+    def _check(self) -> None:
+        if self.failure is None and (passed := self._passed()) is not None:
+            self.failure = passed
+            self.call.stop()
+
+    def _passed(self) -> Failure | None:
         now, s = time.monotonic(), self._settings
         if s.timeout and now - self._started >= s.timeout:
             return Failure("hermes_timeout", f"Hermes did not end within HERMES_TIMEOUT ({s.timeout:g} s)", True)
-        if s.silence and not self.asking and now - heard >= s.silence:
-            return Failure("hermes_silent", f"Hermes printed nothing for HERMES_SILENCE ({s.silence:g} s)", True)
+        if s.silence and not self._asking and now - self._heard >= s.silence:
+            return Failure("hermes_silent", f"Hermes said nothing for HERMES_SILENCE ({s.silence:g} s)", True)
         return None
 
     def verdict(self) -> Failure | None:
+        """After the end: the limit that was passed, else what the call says."""
         return self.failure or self.call.verdict()

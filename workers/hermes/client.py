@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from broker.items import Item, MessageDelta
+from broker.items import MessageDelta
 from workers.hermes.calls import Ask, Drive, HermesCall
 from workers.hermes.command import Call
 from workers.hermes.settings import HermesSettings
@@ -79,26 +79,27 @@ class HermesClient:
         """
         running = await self._starter.quiet(_call(call, options))
         result = None
-        async for event in self._events(running, [], None):
-            result = event.result
+        async with aclosing(self._events(running, None)) as events:
+            async for event in events:
+                result = event.result
         assert result is not None
         return result
 
     async def chat_stream(
         self, call: Call | str, *, answering: Answering | None = None, **options: Any
-    ) -> AsyncIterator[HermesStreamEvent]:
+    ) -> AsyncGenerator[HermesStreamEvent, None]:
         """Tokens as they come, then one ``done``. A failure of the call is in the result; nothing is raised for it.
 
         ``answering`` answers what Hermes asks; without it dangerous commands run unasked (``--yolo``) and a question
         gets no answer. Raises ``RefusedCall``, ``NotStarted``, ``Unavailable`` (the mode of ``HERMES_MODE`` is not
-        there). Left early, the call is stopped; nothing of it is left afterwards.
+        there), and what ``answering`` raises, which also ends the call. Closed early or cancelled, the call is
+        stopped; nothing of it is left afterwards.
         """
         asked = _call(call, options)
         if answering is not None:
             asked = replace(asked, yolo=False)
-        running, said = await self._starter.start(asked)
-        events: AsyncGenerator[HermesStreamEvent, None] = self._events(running, said, answering)
-        async with aclosing(events):
+        running, _ = await self._starter.start(asked)
+        async with aclosing(self._events(running, answering)) as events:
             async for event in events:
                 yield event
 
@@ -107,7 +108,7 @@ class HermesClient:
         await self._starter.aclose()
 
     async def _events(
-        self, running: HermesCall, said: list[Item], answering: Answering | None
+        self, running: HermesCall, answering: Answering | None
     ) -> AsyncGenerator[HermesStreamEvent, None]:
         drive, transcript = Drive(running, self.settings), Transcript()
         async with contextlib.AsyncExitStack() as stack:
@@ -121,6 +122,8 @@ class HermesClient:
                         elif isinstance(item, MessageDelta):
                             transcript.add(item)
                             yield HermesStreamEvent("token", token=item.text)
+            if asks.error is not None:
+                raise asks.error
             yield HermesStreamEvent("done", result=_result(running, drive, transcript))
 
 
@@ -130,6 +133,8 @@ class _Asks:
     def __init__(self, call: HermesCall, drive: Drive, answering: Answering | None) -> None:
         self._call, self._drive, self._answering = call, drive, answering
         self._open: set[asyncio.Task[None]] = set()
+        self.error: Exception | None = None
+        """What the caller's ``answering`` raised: the call is stopped then."""
 
     async def __aenter__(self) -> _Asks:
         return self
@@ -145,13 +150,15 @@ class _Asks:
         task.add_done_callback(self._open.discard)
 
     async def _answer(self, ask: Ask) -> None:
-        self._drive.asking += 1
         answer = ask.otherwise
         try:
             if self._answering is not None:
-                answer = await self._answering(ask)
+                with self._drive.asking():
+                    answer = await self._answering(ask)
+        except Exception as error:
+            self.error = self.error or error
+            self._call.stop()
         finally:
-            self._drive.asking -= 1
             await self._call.answer(ask.key, answer)
 
 

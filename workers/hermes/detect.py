@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import shutil
+import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ from workers.hermes.settings import HermesSettings
 __all__ = ["Detector", "Found", "find", "locate"]
 
 _ASK_TIMEOUT = 30.0
+_NUMBER = re.compile(r"\bv?(\d+\.\d+\S*)")
 _REMEMBERED = 60.0
 """Seconds for which a Hermes without bridge is not tried again: it may have failed for a passing reason."""
 
@@ -46,24 +49,25 @@ class Found:
     trouble: str = ""
 
 
-def locate(settings: HermesSettings) -> str | None:
-    return shutil.which(settings.bin)
+def locate(settings: HermesSettings, environ: Mapping[str, str] | None = None) -> str | None:
+    """Where the program is, looked up as a call's process looks it up."""
+    return shutil.which(settings.bin, path=None if environ is None else environ.get("PATH"))
 
 
 async def find(settings: HermesSettings, environ: Mapping[str, str] | None = None) -> Found:
     """Look for it and ask it: some seconds. Never raises for what Hermes does."""
-    path = locate(settings)
+    inherited = os.environ if environ is None else environ
+    path = locate(settings, inherited)
     if path is None:
         return Found(None)
-    env = environment(os.environ if environ is None else environ, "")
     try:
-        version, streams = await asyncio.gather(_version(path, env), _lists_format(path, env))
+        version, streams = await _asked(path, environment(inherited, ""))
     except (OSError, TimeoutError, _Unwell) as error:
-        return Found(path, trouble=str(error) or "it did not answer in time")
+        return Found(path, trouble=str(error) or f"it did not answer within {_ASK_TIMEOUT:g} s")
     bridge = ""
     lacks: tuple[str, ...] = ()
     try:
-        hello = await handshake(settings, inherited=os.environ if environ is None else environ)
+        hello = await handshake(settings, inherited=inherited)
         version, lacks = hello.hermes_version or version, tuple(hello.lacks)
     except (Unavailable, NotStarted) as error:
         bridge = str(error)
@@ -85,10 +89,13 @@ def _choose(settings: HermesSettings, bridge: str, streams: bool) -> tuple[str, 
 
 
 class Detector:
-    """What a worker knows of its Hermes, asked once and forgotten when the program changes."""
+    """What a worker knows of its Hermes, asked once and forgotten when the program changes.
 
-    def __init__(self, settings: HermesSettings) -> None:
-        self._settings = settings
+    ``environ`` is what the calls inherit: its PATH says which program is meant.
+    """
+
+    def __init__(self, settings: HermesSettings, environ: Mapping[str, str]) -> None:
+        self._settings, self._environ = settings, environ
         self._streams: tuple[_Identity, bool] | None = None
         self._bridgeless: tuple[_Identity, float, str] | None = None
         self._asking = asyncio.Lock()
@@ -103,21 +110,21 @@ class Detector:
     def bridge_failed(self, why: str) -> None:
         self._bridgeless = (self._identity(), time.monotonic() + _REMEMBERED, why)
 
-    async def streams(self, environ: Mapping[str, str]) -> bool:
+    async def streams(self) -> bool:
         """Whether ``hermes chat`` has ``--format``. A Hermes that cannot be asked has not: its call will say why."""
         async with self._asking:
             identity = self._identity()
             if self._streams is None or self._streams[0] != identity:
-                path = locate(self._settings)
+                path = identity[0]
                 answer = False
                 with contextlib.suppress(OSError, TimeoutError, _Unwell):
-                    answer = path is not None and await _lists_format(path, environment(environ, ""))
+                    answer = path is not None and await _lists_format(path, environment(self._environ, ""))
                     self._streams = (identity, answer)
                 return answer
             return self._streams[1]
 
     def _identity(self) -> _Identity:
-        path = locate(self._settings)
+        path = locate(self._settings, self._environ)
         with contextlib.suppress(OSError):
             return (path, Path(path).resolve().stat().st_mtime_ns) if path else (None, 0)
         return path, 0
@@ -130,9 +137,22 @@ class _Unwell(Exception):
     """The program ran and failed."""
 
 
+async def _asked(path: str, env: Mapping[str, str]) -> tuple[str, bool]:
+    """Both at once; where one fails the other one is waited for all the same, so that nothing of it is left."""
+    version, streams = await asyncio.gather(_version(path, env), _lists_format(path, env), return_exceptions=True)
+    if isinstance(version, BaseException):
+        raise version
+    if isinstance(streams, BaseException):
+        raise streams
+    return version, streams
+
+
 async def _version(path: str, env: Mapping[str, str]) -> str:
+    """``Hermes Agent v0.19.0 (…)`` → ``0.19.0``; whatever else it says, as it says it."""
     lines = (await _output(path, env, "--version")).splitlines()
-    return lines[0].strip() if lines else "?"
+    told = lines[0].strip() if lines else "?"
+    number = _NUMBER.search(told)
+    return number[1] if number else told
 
 
 async def _lists_format(path: str, env: Mapping[str, str]) -> bool:
@@ -151,10 +171,12 @@ async def _output(path: str, env: Mapping[str, str], *arguments: str) -> str:
     )
     try:
         out, err = await asyncio.wait_for(process.communicate(), _ASK_TIMEOUT)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+    except BaseException:
+        # Its whole group: the program may be a script that calls another one.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+        raise
     if process.returncode != 0:
         last = err.decode("utf-8", "replace").strip().splitlines()[-1:]
         raise _Unwell(f"{' '.join(arguments)} ended with exit code {process.returncode}. {' '.join(last)}".strip())

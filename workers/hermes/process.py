@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import errno
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -52,13 +53,25 @@ class SupervisedProcess:
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
-    async def start(cls, argv: Sequence[str], env: Mapping[str, str], *, grace: float, mark: str) -> SupervisedProcess:
-        """Raises ``NotStarted``. Cancelled, it leaves nothing running."""
+    async def start(
+        cls,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        grace: float,
+        mark: str,
+        cwd: str | None = None,
+        stdin: bool = False,
+    ) -> SupervisedProcess:
+        """Raises ``NotStarted``, also for a ``cwd`` that is no directory. Cancelled, it leaves nothing running.
+
+        ``stdin``: the command gets a pipe that ``write`` fills, instead of an empty input.
+        """
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
             try:
-                process = _spawn(argv, env, grace, theirs)
+                process = _spawn(argv, env, grace, theirs, cwd, stdin)
             except BaseException:
                 ours.close()
                 raise
@@ -87,10 +100,27 @@ class SupervisedProcess:
         """The next piece of standard output; ``b""`` at its end, which comes when every holder of it has gone."""
         return await self._pipes.stdout.read(_READ)
 
+    def write(self, data: bytes) -> None:
+        """Send ``data`` to the command's input, in order. Never waits; harmless where the command has gone.
+
+        What the command does not read is kept, without limit: write what is bounded.
+        """
+        if self._pipes.stdin is not None:
+            self._pipes.stdin.write(data)
+
+    def close_stdin(self) -> None:
+        """The end of the command's input, behind what was written."""
+        if self._pipes.stdin is not None:
+            self._pipes.stdin.close()
+
     @property
     def stderr(self) -> str:
         """The end of what came on standard error so far."""
         return b"".join(self._kept).decode("utf-8", "replace")
+
+    async def stderr_end(self, patience: float) -> None:
+        """Wait until standard error has ended, ``patience`` seconds at most: a holder of it may live on."""
+        await asyncio.wait(self._tasks[:1], timeout=patience)
 
     async def wait(self) -> int | None:
         """The command's exit code, negative for a signal, once it has ended. ``None``: its supervisor was killed."""
@@ -174,9 +204,16 @@ class _Pipes:
     cannot clear up. Here it only loses its pipe, which is what it waits for.
     """
 
-    def __init__(self, stdout: _Reading, stderr: _Reading, control: asyncio.StreamReader, asking: asyncio.StreamWriter):
+    def __init__(
+        self,
+        stdout: _Reading,
+        stderr: _Reading,
+        control: asyncio.StreamReader,
+        asking: asyncio.StreamWriter,
+        stdin: _Writing | None,
+    ) -> None:
         (self.stdout, out), (self.stderr, err) = stdout, stderr
-        self.control, self.asking = control, asking
+        self.control, self.asking, self.stdin = control, asking, stdin
         self._transports = out, err
 
     @classmethod
@@ -184,10 +221,13 @@ class _Pipes:
         assert process.stdout is not None
         assert process.stderr is not None
         reader, writer = await asyncio.open_connection(sock=control)
-        return cls(await _reading(process.stdout), await _reading(process.stderr), reader, writer)
+        stdin = None if process.stdin is None else await _Writing.to(process.stdin)
+        return cls(await _reading(process.stdout), await _reading(process.stderr), reader, writer, stdin)
 
     def close(self) -> None:
         self.asking.close()
+        if self.stdin is not None:
+            self.stdin.abort()
         for transport in self._transports:
             transport.close()
 
@@ -199,17 +239,55 @@ async def _reading(pipe: IO[bytes]) -> _Reading:
     return reader, transport
 
 
+class _Writing(asyncio.BaseProtocol):
+    """The asyncio end of a pipe that is written to. A transport may not be touched once its pipe is lost."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.WriteTransport | None = None
+
+    @classmethod
+    async def to(cls, pipe: IO[bytes]) -> _Writing:
+        transport, self = await asyncio.get_running_loop().connect_write_pipe(cls, pipe)
+        self._transport = transport
+        return self
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+
+    def write(self, data: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Behind what was written."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Now: a command that no longer reads would be waited for."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
 def _spawn(
-    argv: Sequence[str], env: Mapping[str, str], grace: float, control: socket.socket
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    grace: float,
+    control: socket.socket,
+    cwd: str | None,
+    stdin: bool,
 ) -> subprocess.Popen[bytes]:
+    if cwd is not None and not os.path.isdir(cwd):
+        raise NotStarted(f"{cwd!r}, where {argv[0]!r} should work, is no directory", missing=False)
     try:
         return subprocess.Popen(
             [sys.executable, "-I", "-S", str(_SUPERVISOR), str(control.fileno()), str(grace), *argv],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
             env=dict(env),
+            cwd=cwd,
             pass_fds=(control.fileno(),),
             # A Ctrl-C in the terminal is for the worker, which then stops its runs in order.
             start_new_session=True,

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 
 from broker.errors import RuncastError
-from broker.items import Cost, Final, Item, MessageDelta, Usage
+from broker.items import Cost, Event, Final, Item, MessageDelta, Usage
 from broker.requests import RunRequest
 from workers.hermes.calls import Ask, Batch, Drive, HermesCall
 from workers.hermes.command import Call, RefusedCall, Unavailable
@@ -48,6 +48,7 @@ class HermesRunner:
         await self._starter.aclose()
 
     async def run(self, context: RunContext) -> Final:
+        """Raises ``RunnerFailed`` for whatever is no answer; for a stop as well, which the worker judges."""
         call, said = await self._start(context)
 
         async def clean_up() -> None:
@@ -63,7 +64,8 @@ class HermesRunner:
 
     async def _start(self, context: RunContext) -> tuple[HermesCall, list[Item]]:
         try:
-            return await self._starter.start(call_of(context.request))
+            async with _until(context.stop):
+                return await self._starter.start(call_of(context.request))
         except RefusedCall as refused:
             raise RunnerFailed(refused.code, str(refused)) from refused
         except Unavailable as error:
@@ -75,6 +77,28 @@ class HermesRunner:
                     "hermes_not_found", f"{error}. Install Hermes, set HERMES_BIN, or take another runner"
                 ) from error
             raise RunnerFailed("hermes_not_started", str(error), retryable=True) from error
+
+
+@contextlib.asynccontextmanager
+async def _until(stop: asyncio.Event) -> AsyncIterator[None]:
+    """What is awaited inside is cancelled when ``stop`` is set: a start may take as long as a server's."""
+
+    async def watch() -> None:
+        await stop.wait()
+        limit.reschedule(asyncio.get_running_loop().time())
+
+    limit = asyncio.timeout(None)
+    try:
+        async with limit:
+            watching = asyncio.create_task(watch(), name="stop before the start")
+            try:
+                yield
+            finally:
+                watching.cancel()
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise RunnerFailed("interrupted", "the run was stopped before Hermes had started", retryable=True) from None
 
 
 def call_of(request: RunRequest) -> Call:
@@ -104,6 +128,7 @@ class _Conversation:
         async with self._stopping(), self._asking(), aclosing(self._drive.batches()) as batches:
             async for batch in batches:
                 await self._pass_on(batch)
+        self._context.hermes_session_id = self._call.told.session_id
         failure = self._drive.verdict()
         if failure is not None:
             raise RunnerFailed(failure.code, failure.message, retryable=failure.retryable)
@@ -136,19 +161,24 @@ class _Conversation:
         task.add_done_callback(self._asks.discard)
 
     async def _answer(self, ask: Ask) -> None:
-        self._drive.asking += 1
         value = ask.otherwise
         try:
-            answer = await self._context.ask(
-                ask.kind, ask.payload, choices=ask.choices, free=ask.free, otherwise=ask.otherwise
-            )
+            with self._drive.asking():
+                answer = await self._context.ask(
+                    ask.kind, ask.payload, choices=ask.choices, free=ask.free, otherwise=ask.otherwise
+                )
             value = answer.value
-        except RuncastError as error:
+        except (RuncastError, RunnerFailed) as error:
             # Nobody can be asked: Hermes must not wait for ever, and nothing is approved by accident.
             log.warning("run %s: %s %r cannot be asked: %s", self._context.run_id, ask.kind, ask.key, error)
+            await self._not_asked(ask, error)
         finally:
-            self._drive.asking -= 1
             await self._call.answer(ask.key, value)
+
+    async def _not_asked(self, ask: Ask, error: Exception) -> None:
+        payload = {"code": "not_asked", "message": f"{ask.kind} taken as {ask.otherwise!r}: {error}"}
+        with contextlib.suppress(RuncastError):  # what ends the run ends it elsewhere
+            await self._context.emit(Event(name="warning", payload=payload))
 
     @contextlib.asynccontextmanager
     async def _asking(self) -> AsyncIterator[None]:

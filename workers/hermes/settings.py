@@ -5,6 +5,7 @@ Durations are seconds. ``HERMES_HOME`` is not here: Hermes reads it itself, and 
 
 from __future__ import annotations
 
+import os
 import shlex
 
 from pydantic import Field, SecretStr, field_validator
@@ -38,6 +39,12 @@ class HermesSettings(BaseSettings):
         if value not in MODES:
             raise ValueError(f"HERMES_MODE={value!r}: the modes are {', '.join(MODES)}")
         return value
+
+    @field_validator("bin", "python")
+    @classmethod
+    def _whole_path(cls, value: str) -> str:
+        """A call may work in another directory than the one in which the path was given."""
+        return os.path.abspath(value) if os.sep in value else value
 
     @field_validator("api_url")
     @classmethod

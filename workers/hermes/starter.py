@@ -24,13 +24,9 @@ class Starter:
 
     def __init__(self, settings: HermesSettings, environ: Mapping[str, str] | None = None) -> None:
         self.settings = settings
-        self._environ = environ
-        self._detector = Detector(settings)
+        self._inherited: Mapping[str, str] = os.environ if environ is None else environ
+        self._detector = Detector(settings, self._inherited)
         self._server: ApiServer | None = None
-
-    @property
-    def _inherited(self) -> Mapping[str, str]:
-        return os.environ if self._environ is None else self._environ
 
     async def start(self, call: Call) -> tuple[HermesCall, list[Item]]:
         """The call, and what is to be said about how it was started.
@@ -38,8 +34,6 @@ class Starter:
         Raises ``RefusedCall`` for what the mode cannot do, ``NotStarted``, and ``Unavailable`` where a mode that was
         asked for by name is not there.
         """
-        if not call.cwd and self.settings.cwd:
-            call = replace(call, cwd=self.settings.cwd)
         if self.settings.mode != "auto":
             return await self._in_mode(self.settings.mode, call), []
         if self.settings.stream_args:
@@ -64,9 +58,10 @@ class Starter:
 
     async def _command_mode(self, call: Call, why: str = "HERMES_STREAM_ARGS is set") -> str:
         _refuse_asking(call, "a command mode", why)
-        return "stream-json" if await self._detector.streams(self._inherited) else "text"
+        return "stream-json" if await self._detector.streams() else "text"
 
     async def _in_mode(self, mode: str, call: Call) -> HermesCall:
+        call = replace(call, cwd=call.cwd or self.settings.cwd or None)
         match mode:
             case "bridge":
                 return await BridgeCall.start(self.settings, call, inherited=self._inherited)

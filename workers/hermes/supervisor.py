@@ -4,6 +4,9 @@ Started as a file, not as a module: ``python -I -S supervisor.py CONTROL_FD GRAC
 socket whose other end the worker holds. The supervisor becomes a child subreaper, so every process that descends
 from the command stays its descendant, whatever session or process group it moved to and whoever its parent was.
 
+The command's standard input is the supervisor's own, which lets go of it once the command has it: who writes to a
+command that is gone gets a broken pipe.
+
 Worker → supervisor, one byte each: ``s`` stop (SIGTERM, ``GRACE`` seconds, then SIGKILL of everything), ``k`` kill
 now. The end of the stream, however the worker ended (SIGKILL included), is ``s``. SIGTERM, SIGINT and SIGHUP to the
 supervisor are ``s`` as well.
@@ -107,16 +110,20 @@ class Supervisor:
     def _start(self) -> bool:
         parent = os.getpid()
         try:
-            child = subprocess.Popen(
-                self._argv, stdin=subprocess.DEVNULL, preexec_fn=lambda: _in_child(parent), restore_signals=True
-            )
+            child = subprocess.Popen(self._argv, preexec_fn=lambda: _in_child(parent), restore_signals=True)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             self._say({"error": str(error), "errno": getattr(error, "errno", None) or 0})
             return False
         # Kept: a Popen that is collected reaps its process, and the exit code would be lost to `_reap`.
         self._child, self._pid = child, child.pid
+        self._let_go_of_stdin()
         self._say({"started": child.pid})
         return True
+
+    def _let_go_of_stdin(self) -> None:
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
 
     def _wake_on_signals(self) -> socket.socket:
         """SIGCHLD and the requests to stop end the wait of the selector."""

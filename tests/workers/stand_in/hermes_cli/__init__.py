@@ -1,0 +1,3 @@
+"""Stands in for Hermes."""
+
+__version__ = "9.9.9"
