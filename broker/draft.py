@@ -191,7 +191,7 @@ class Draft:
         block.signature = signature or block.signature
         return block
 
-    def reason(self, item: ReasoningDelta) -> None:
+    def reason(self, item: ReasoningDelta) -> Block:
         """A second signature, or a second redacted part, is that of another block: neither may be lost."""
         signature = "" if item.signature is UNSET else item.signature
         block = self.block("reasoning", item)
@@ -203,6 +203,7 @@ class Draft:
         block.signature = signature or block.signature
         if item.redacted is not UNSET:
             block.redacted = item.redacted
+        return block
 
     def call(self, item: ToolCallDelta) -> Call:
         """Fold a fragment. One of a call that was told whole changes nothing any more."""

@@ -140,7 +140,7 @@ class Merger:
         return draft
 
     def _add_text(self, item: MessageDelta) -> None:
-        key = (item.index, item.round, item.choice, item.component_id, item.session_id, item.parent_run_id)
+        key = ("text", item.index, item.round, item.choice, item.component_id, item.session_id, item.parent_run_id)
         if key == self._hot_key and item.signature is UNSET:  # token after token of one block
             self._hot_parts.append(item.text)
         elif item.text or item.signature:
@@ -151,8 +151,11 @@ class Merger:
             self._draft(item.round, item.choice).block("refusal", item).parts.append(item.text)
 
     def _add_reasoning(self, item: ReasoningDelta) -> None:
-        if item.text or item.signature or item.redacted is not UNSET:
-            self._draft(item.round, item.choice).reason(item)
+        key = ("reasoning", item.index, item.round, item.choice, item.component_id, item.session_id, item.parent_run_id)
+        if key == self._hot_key and item.signature is UNSET and item.redacted is UNSET:
+            self._hot_parts.append(item.text)
+        elif item.text or item.signature or item.redacted is not UNSET:
+            self._hot_key, self._hot_parts = key, self._draft(item.round, item.choice).reason(item).parts
 
     def _add_annotation(self, item: Annotation) -> None:
         self._draft(item.round, item.choice).block("text", item).annotations.append(item.annotation)

@@ -228,7 +228,7 @@ async def _hermes() -> list[Finding]:
         return [Finding("hermes", State.NOTE, f"{wanted} is not on PATH", hint)]
     if not found.mode:
         return [Finding("hermes", State.WRONG, f"{found.path} does not run: {found.trouble}")]
-    told = f"found {found.version}, mode {found.mode}, because {found.why}"
+    told = f"found Hermes {found.version}, mode {found.mode}, because {found.why}"
     findings = [Finding("hermes", State.OK, f"{told}; at {found.path}"), *_hermes_bridge(found)]
     if hermes.config is None:
         findings.append(Finding("hermes config", State.NOTE, f"none at {hermes.home}", "hermes setup"))

@@ -13,6 +13,7 @@ from broker.errors import (
     RunNotFound,
     Sealed,
     StoreUnavailable,
+    UnknownRequest,
 )
 
 __all__ = ["Exit", "exit_of_error", "exit_of_status"]
@@ -40,6 +41,7 @@ _OF_ERROR: tuple[tuple[type[RuncastError], Exit], ...] = (
     (BadRequest, Exit.USAGE),
     (DataDirUnusable, Exit.USAGE),
     (RunNotFound, Exit.NOT_FOUND),
+    (UnknownRequest, Exit.NOT_FOUND),
     (StoreUnavailable, Exit.STORE_AWAY),
     (Conflict, Exit.CONFLICT),
     (Fenced, Exit.CONFLICT),

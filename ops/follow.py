@@ -77,10 +77,18 @@ class Interrupts:
 
 
 class Follower:
-    """Feeds one run's entries to a renderer. ``last`` is the last seq that was shown or passed over."""
+    """Feeds one run's entries to a renderer, then to ``seen``. ``last``: the last seq that was shown or passed over."""
 
-    def __init__(self, broker: Broker, run_id: str, renderer: Renderer, *, modes: Mode | None = None) -> None:
-        self._broker, self._run_id, self._renderer = broker, run_id, renderer
+    def __init__(
+        self,
+        broker: Broker,
+        run_id: str,
+        renderer: Renderer,
+        *,
+        modes: Mode | None = None,
+        seen: Callable[[Shown], None] | None = None,
+    ) -> None:
+        self._broker, self._run_id, self._renderer, self._seen = broker, run_id, renderer, seen
         self._modes = modes or Mode.EVENTS
         self.last = 0
         self.status: str | None = None
@@ -98,6 +106,8 @@ class Follower:
     def _show(self, entry: Shown) -> None:
         self.last = max(self.last, entry.seq)
         self._renderer.feed(entry)
+        if self._seen is not None:
+            self._seen(entry)
         self.status = STATUS_OF_FENCE.get(entry.type, self.status)
 
     async def _show_outcome(self) -> None:

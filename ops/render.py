@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from ops.asks import TITLES, answered_line, shown, what_is_allowed
 from ops.terminal import Terminal, printable
 
 __all__ = ["JsonLines", "PlainText", "Renderer", "Shown", "Watched", "message_text", "seconds", "tokens"]
@@ -253,9 +254,20 @@ class Watched:
         if name == "run.restarted":
             self._line(f"── attempt {fields.get('attempt')}: what came before is void ──", "yellow")
             self._wrote = False
+        elif name in TITLES:
+            self._asked(TITLES[name], fields)
+        elif name == "input.answered":
+            self._line(f"? {answered_line(fields)}", "magenta")
         elif name in ("warning", "retry", "fallback", "limit", "log.rewound"):
             rest = {k: v for k, v in fields.items() if k not in ("ts", "component_id", "name")}
             self._line(f"{name}: {_short(rest)}", "yellow")
+
+    def _asked(self, title: str, fields: dict[str, Any]) -> None:
+        first, *rest = shown(fields) or [""]
+        self._line(f"? {title}: {first}", "bold magenta")
+        answers = what_is_allowed(fields.get("choices") or (), bool(fields.get("free")))
+        for line in (*rest, f"answers: {answers}"):
+            self._line(f"  {line}", "magenta")
 
     def _on_reset(self, fields: dict[str, Any]) -> None:
         self._line(f"── {reset_notice(fields)} ──", "yellow")

@@ -22,6 +22,7 @@ from broker.items import Mode
 from broker.requests import RunRequest
 from ops.exits import Exit, exit_of_status
 from ops.follow import Follower, Interrupts, hint_after
+from ops.inline import Inline, reads_lines
 from ops.options import json_option, load_settings, modes_option, redis_option
 from ops.render import JsonLines, PlainText, Renderer, Watched
 from ops.terminal import Terminal
@@ -77,6 +78,11 @@ def _prompt(text: str) -> str:
 @click.option("--provider", help="Provider, where the runner lets one choose.")
 @click.option("--toolsets", metavar="A,B", help="Tool sets, comma separated.")
 @click.option("--max-turns", type=click.IntRange(min=1), help="Model calls at most.")
+@click.option(
+    "--approvals",
+    type=click.Choice(["yolo", "ask"]),
+    help="yolo: run every tool; ask: ask people before a dangerous one.  [default: yolo]",
+)
 @click.option("--session", "session_id", metavar="ID", help="Conversation that this run goes on.")
 @click.option("--metadata", multiple=True, metavar="NAME=VALUE", help="Kept with the run; may be repeated.")
 @click.option(
@@ -95,14 +101,16 @@ def _prompt(text: str) -> str:
 def run(prompt: str, as_json: bool, redis_url: str | None, modes: Mode | None, **options: Any) -> Exit:
     """Submit PROMPT (- reads stdin) and follow the run.
 
-    On a terminal: text as it comes, tools as they start and end, usage at the end. In a pipe: the answer's text; with
-    --json one item a line. Exit code: 0 completed, 1 failed, 5 cancelled, 130 left with Ctrl-C.
+    On a terminal: text as it comes, tools as they start and end, usage at the end; what the run asks is answered by
+    typing. In a pipe: the answer's text; with --json one item a line. Exit code: 0 completed, 1 failed, 5 cancelled,
+    130 left with Ctrl-C.
     """
     given = {
         "model": options["model"],
         "provider": options["provider"],
         "toolsets": [t.strip() for t in options["toolsets"].split(",") if t.strip()] if options["toolsets"] else None,
         "max_turns": options["max_turns"],
+        "approvals": options["approvals"],
     }
     more = {
         "session_id": options["session_id"],
@@ -162,24 +170,33 @@ class _Session:
     def __init__(self, terminal: Terminal, broker: api.Broker, run_id: str, as_json: bool, modes: Mode | None) -> None:
         self._terminal, self._broker, self._run_id = terminal, broker, run_id
         renderer = renderer_for(terminal, run_id, as_json=as_json, modes=modes)
-        self._follower = Follower(broker, run_id, renderer, modes=modes)
+        reading = terminal.interactive and reads_lines()
+        self._inline = None if as_json else Inline(terminal, broker, run_id, command=command_name(), reading=reading)
+        seen = self._inline.see if self._inline is not None else None
+        self._follower = Follower(broker, run_id, renderer, modes=modes, seen=seen)
 
     async def follow(
         self, interrupts: Interrupts, *, cancel: bool, after: int | str | None = None, compact: bool = False
     ) -> Exit:
         following = asyncio.create_task(self._follower.follow(after=after, compact=compact))
+        if self._inline is not None and after is not None:
+            self._inline.look()
         try:
-            with hint_after(_HINT_AFTER, self._hint_worker):
-                while await interrupts.race(following) is not None:
-                    if not cancel:
-                        return await self._leave(following)
-                    cancel = False
-                    await self._cancel()
-            self._follower.close()
-            return exit_of_status(following.result())
+            async with self._inline or contextlib.nullcontext():
+                return await self._attend(following, interrupts, cancel)
         finally:
             following.cancel()
             await asyncio.wait({following})
+
+    async def _attend(self, following: asyncio.Task[str], interrupts: Interrupts, cancel: bool) -> Exit:
+        with hint_after(_HINT_AFTER, self._hint_worker):
+            while await interrupts.race(following) is not None:
+                if not cancel:
+                    return await self._leave(following)
+                cancel = False
+                await self._cancel()
+        self._follower.close()
+        return exit_of_status(following.result())
 
     async def _cancel(self) -> None:
         self._terminal.note("cancelling; Ctrl-C again leaves at once", "yellow")

@@ -11,6 +11,9 @@ The last capital word of the newest user message picks a scenario:
 | ``SLEEPTOOL`` | a tool that takes 60 s |
 | ``LONG`` | an answer of 24 lines, fast |
 | ``SLOW`` | an answer of 40 words, four a second |
+| ``STALL`` | a line and a few words, then nothing more for two minutes, or until nobody listens any more |
+| ``MUTE`` | not even that |
+| ``ENDLESS`` | a line a second for two minutes |
 | ``DANGER path`` | a command that removes ``path`` with all it holds, then an answer |
 | ``TWODANGERS path`` | two such commands in one round: ``path/1`` and ``path/2`` |
 | ``DELEGATE`` | gives the rest of the message to a subagent, then answers |
@@ -28,6 +31,7 @@ from __future__ import annotations
 
 import json
 import re
+import select
 import socket
 import threading
 import time
@@ -40,7 +44,7 @@ __all__ = ["FakeModel", "Reply"]
 
 _SCENARIOS = (
     *("SLEEPTOOL", "MANYTOOLS", "TOOL", "PLAIN", "REASON", "LONG", "SLOW", "TWODANGERS", "DANGER", "ASK"),
-    *("DELEGATE", "COMPRESS"),
+    *("DELEGATE", "COMPRESS", "STALL", "MUTE", "ENDLESS"),
     *("ERR401", "ERR429", "ERR500", "CUT", "EMPTY"),
 )
 PLAIN = "Hello there! This is a plain answer\nmade of about twenty small tokens: “quoted”, 漢字, 😀 among them. End."
@@ -50,7 +54,12 @@ AFTER_TOOL = "The command ran and printed what I expected.\nThat is the whole an
 SLOW = " ".join(f"w{i:02d}" for i in range(40))
 LONG = "\n".join(f"Line {i}: some words to fill it." for i in range(24))
 CUT = "This answer will break off in the "
-_PACE = {"SLOW": 0.25, "LONG": 0.01, "COMPRESS": 0.01}
+STALL = "This is a whole line of it.\nAnd this is "
+ENDLESS = "".join(f"Line {i}.\n" for i in range(120))
+_HELD = 120.0
+"""Seconds for which a request is held that is not answered."""
+_PACE = {"SLOW": 0.25, "LONG": 0.01, "COMPRESS": 0.01, "ENDLESS": 0.5}
+_SAID = {"SLOW": SLOW, "LONG": LONG, "STALL": STALL, "ENDLESS": ENDLESS}
 _SUMMARY = "CONTEXT COMPACTION"
 """How Hermes marks what stands for the messages that it compressed away."""
 _ERRORS = {
@@ -132,13 +141,13 @@ def _text_of(content: Any) -> str:
     return content if isinstance(content, str) else ""
 
 
-def _calls(*calls: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Tool calls as a model streams them: the name, then the arguments in pieces."""
+def _calls(*calls: tuple[str, dict[str, Any]], before: int = 0) -> list[dict[str, Any]]:
+    """Tool calls as a model streams them: the name, then the arguments in pieces. ``before``: calls made so far."""
     deltas: list[dict[str, Any]] = []
     for index, (name, asked) in enumerate(calls):
         arguments = json.dumps(asked)
         function = {"name": name, "arguments": ""}
-        deltas.append({"index": index, "id": f"call_{index + 1}", "type": "function", "function": function})
+        deltas.append({"index": index, "id": f"call_{before + index + 1}", "type": "function", "function": function})
         pieces = (arguments[i : i + 9] for i in range(0, len(arguments), 9))
         deltas += [{"index": index, "function": {"arguments": piece}} for piece in pieces]
     return [{"tool_calls": [delta]} for delta in deltas]
@@ -148,7 +157,7 @@ def _words(text: str) -> list[dict[str, Any]]:
     return [{"content": piece} for piece in _pieces(text)]
 
 
-def _tool_calls(scenario: str, prompt: str) -> list[dict[str, Any]]:
+def _tool_calls(scenario: str, prompt: str, rounds: int) -> list[dict[str, Any]]:
     found = re.search(r"DANGERS? (\S+)", prompt)
     path = found[1] if found else "/nonexistent/of-the-tests"
     match scenario:
@@ -164,7 +173,7 @@ def _tool_calls(scenario: str, prompt: str) -> list[dict[str, Any]]:
         case "DELEGATE":
             return _calls(("delegate_task", {"goal": prompt.replace("DELEGATE", "").strip(), "context": "none"}))
         case "COMPRESS":
-            return _calls(("terminal", {"command": "seq 1000 1999"}))
+            return _calls(("terminal", {"command": "seq 1000 1999"}), before=rounds)
         case "TWODANGERS":
             return _calls(*(("terminal", {"command": f"rm -rf {path}/{n}"}) for n in (1, 2)))
         case _:
@@ -172,16 +181,16 @@ def _tool_calls(scenario: str, prompt: str) -> list[dict[str, Any]]:
             return _calls(("clarify", {**asked, "questions": [asked]}))  # as older and as newer builds want it
 
 
-def _plan(scenario: str, answered: bool, prompt: str) -> tuple[list[dict[str, Any]], str]:
+def _plan(scenario: str, answered: bool, prompt: str, rounds: int = 0) -> tuple[list[dict[str, Any]], str]:
     """The deltas of one model call and its finish reason. ``answered``: the tool's result is there already."""
     if scenario == "EMPTY":
         return [], "stop"
     if scenario in _TOOLED and answered:
         return _words(AFTER_TOOL), "stop"
     if scenario in _TOOLED:
-        return _words(BEFORE_TOOL) + _tool_calls(scenario, prompt), "tool_calls"
+        return _words(BEFORE_TOOL) + _tool_calls(scenario, prompt, rounds), "tool_calls"
     thoughts = [{"reasoning_content": piece} for piece in _pieces(THOUGHTS)] if scenario == "REASON" else []
-    return thoughts + _words({"SLOW": SLOW, "LONG": LONG}.get(scenario, PLAIN)), "stop"
+    return thoughts + _words(_SAID.get(scenario, PLAIN)), "stop"
 
 
 def _answering(model: FakeModel) -> type[BaseHTTPRequestHandler]:
@@ -208,6 +217,9 @@ def _answering(model: FakeModel) -> type[BaseHTTPRequestHandler]:
             answered = rounds > 0 if scenario != "COMPRESS" else _SUMMARY in json.dumps(messages)
             model.prompts.append(prompt)
             model.conversations.append(messages)
+            if scenario == "MUTE":
+                self.close_connection = True
+                return self._hold()
             if scenario in _ERRORS:
                 status, error = _ERRORS[scenario]
                 return self._json(status, {"error": error})
@@ -215,11 +227,11 @@ def _answering(model: FakeModel) -> type[BaseHTTPRequestHandler]:
                 deltas = _plan(scenario, answered, prompt)[0]
                 return self._json(200, _completion("".join(d.get("content", "") for d in deltas)))
             full = scenario == "COMPRESS" and rounds == 5 and not answered
-            self._stream(scenario, answered, prompt, 190_000 if full else 1_000)
+            self._stream(scenario, answered, prompt, rounds, 190_000 if full else 1_000)
 
-        def _stream(self, scenario: str, answered: bool, prompt: str, prompt_tokens: int) -> None:
+        def _stream(self, scenario: str, answered: bool, prompt: str, rounds: int, prompt_tokens: int) -> None:
             cut = scenario == "CUT" and model.cuts(prompt)
-            deltas, finish = (_words(CUT), "stop") if cut else _plan(scenario, answered, prompt)
+            deltas, finish = (_words(CUT), "stop") if cut else _plan(scenario, answered, prompt, rounds)
             reply = Reply(scenario, prompt=prompt)
             model.replies.append(reply)
             self.send_response(200)
@@ -233,7 +245,8 @@ def _answering(model: FakeModel) -> type[BaseHTTPRequestHandler]:
                     self.wfile.write(b"data: " + chunk + b"\n\n")
                     self.wfile.flush()
                 if cut:
-                    return self.connection.shutdown(socket.SHUT_RDWR)
+                    self.connection.shutdown(socket.SHUT_RDWR)
+                    return
             except (BrokenPipeError, ConnectionResetError):
                 return  # Hermes was stopped
             reply.done = time.monotonic()
@@ -247,6 +260,8 @@ def _answering(model: FakeModel) -> type[BaseHTTPRequestHandler]:
                 if "content" in delta:
                     reply.pieces.append((time.monotonic(), delta["content"]))
                 yield _chunk(delta)
+            if reply.scenario == "STALL":
+                self._hold()
             if cut:
                 return
             yield _chunk({}, finish)
@@ -254,6 +269,13 @@ def _answering(model: FakeModel) -> type[BaseHTTPRequestHandler]:
             usage = _USAGE if deltas else {**_USAGE, "completion_tokens": 0, "total_tokens": 1_000}
             yield _chunk(None, usage={**usage, "prompt_tokens": prompt_tokens})
             yield b"[DONE]"
+
+        def _hold(self) -> None:
+            """Return when whoever asked hangs up, or after two minutes."""
+            end = time.monotonic() + _HELD
+            while time.monotonic() < end:
+                if select.select([self.connection], [], [], 1.0)[0]:
+                    return
 
         def _json(self, status: int, value: dict[str, Any]) -> None:
             body = json.dumps(value).encode()

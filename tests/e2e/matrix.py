@@ -34,7 +34,7 @@ from workers.hermes.runner import HermesRunner
 from workers.hermes.settings import HermesSettings
 from workers.worker import Worker
 
-__all__ = ["MODES", "what_arrives"]
+__all__ = ["BUILDS", "MODES", "what_arrives"]
 
 BUILDS = {"0.19.0": "RUNCAST_TEST_HERMES_019", "0.22.2": "RUNCAST_TEST_HERMES"}
 MODES = {

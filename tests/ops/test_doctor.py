@@ -128,7 +128,7 @@ def test_the_mode_of_a_hermes_without_bridge(runcast: Command, program: Path, op
     code, found = findings(runcast)
     assert code == 0
     told = found["hermes"][0]["found"]
-    assert told.startswith(f"found Hermes Agent v9.9, mode {mode}, because there is no bridge")
+    assert told.startswith(f"found Hermes 9.9, mode {mode}, because there is no bridge")
     assert told.endswith(f"at {program}")
     assert states(found, "hermes bridge") == states(found, "hermes stream") == ["note"]
 

@@ -15,7 +15,7 @@ import pytest
 from broker import api
 from broker.api import Broker, StreamEntry
 from broker.errors import Fenced, ItemTooBig
-from broker.items import Cancelled, Failed, Final, MessageDelta
+from broker.items import Cancelled, Failed, Final, Message, MessageDelta
 from broker.requests import RunInput, RunRequest
 from broker.settings import Settings
 from tests.servers import RedisServer, eventually
@@ -123,6 +123,39 @@ async def test_a_run_opens_with_its_start_and_ends_with_its_fence(broker: Broker
     assert (entries[-1].fields["rounds"], entries[-1].fields["metadata"]) == (1, {"k": "v"})
     record = await broker.runs.get(run_id)
     assert record.status == "completed"
+
+
+async def test_a_runners_last_word_that_is_not_what_it_emitted_is_said(broker: Broker) -> None:
+    """The final item's message is the merge of the run's items, or the run says that it is not."""
+    words = {"role": "assistant", "content": [{"type": "text", "text": "other words"}]}
+
+    async def play(context: RunContext) -> Final:
+        await _say(context, "a", "b")
+        return Final(message=words)
+
+    async with working(broker, play):
+        entries = await _follow(broker, await _create(broker))
+    kinds = ["event", "message.delta", "message.delta", "event", "message", "final"]
+    assert [e.type for e in entries] == kinds
+    mismatch = entries[3].fields
+    assert (mismatch["name"], mismatch["round"], mismatch["differs"]) == ("merge.mismatch", 1, ["text"])
+    assert entries[4].fields["message"] == entries[5].fields["message"] == words
+
+
+async def test_a_message_that_is_not_what_the_deltas_said_is_said_at_once(broker: Broker) -> None:
+    words = {"role": "assistant", "content": [{"type": "text", "text": "A"}]}
+
+    async def play(context: RunContext) -> Final:
+        await context.emit(MessageDelta(text="a"))
+        await context.emit(Message(message=words))
+        await context.emit(MessageDelta(text="b", round=2))
+        return Final()
+
+    async with working(broker, play):
+        entries = await _follow(broker, await _create(broker))
+    kinds = ["event", "message.delta", "event", "message", "message.delta", "message", "final"]
+    assert [e.type for e in entries] == kinds
+    assert _events(entries) == ["run.started", "merge.mismatch"]
 
 
 async def _raises(context: RunContext) -> None:
