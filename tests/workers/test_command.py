@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
+from workers.hermes import command
 from workers.hermes.command import ARGUMENT_MAX, COLUMNS, MARK, MODES, Call, RefusedCall, arguments, environment
 
 
@@ -94,3 +98,19 @@ def test_the_modes_that_read_words_ask_for_english_and_a_screen_is_wide_and_plai
     assert "FORCE_COLOR" not in screen
     assert environment(terminal, "m1", mode="text", extra={"COLUMNS": "120"})["COLUMNS"] == "120"
     assert environment(terminal, "m1")["HERMES_LANGUAGE"] == "de"
+
+
+def test_what_is_ours_stays_with_us(tmp_path: Path) -> None:
+    root = Path(command.__file__).parents[2]
+    inherited = {
+        "RUNCAST_SECRET": "s",
+        "LLM_KEY": "k",
+        "HERMES_API_KEY": "a",
+        "HERMES_HOME": "/h",
+        "PYTHONPATH": f"{root}{os.pathsep}{tmp_path}",
+    }
+    passed = environment(inherited, "m")
+    assert not {"RUNCAST_SECRET", "LLM_KEY", "HERMES_API_KEY"} & set(passed)
+    assert passed["HERMES_HOME"] == "/h"
+    assert passed["PYTHONPATH"] == str(tmp_path), "our package `gateway` would hide Hermes' own"
+    assert "PYTHONPATH" not in environment({"PYTHONPATH": str(root)}, "m")

@@ -15,11 +15,12 @@ from typing import Any, ClassVar
 
 from broker.items import Event, Item, MessageDelta, ReasoningDelta, Summary
 from workers.hermes.bridge_counts import Counts
+from workers.hermes.bridge_verdict import exit_code_of, of_refusal, of_result, without_result
 from workers.hermes.calls import Ask, Batch, Told
 from workers.hermes.lines import LineSplitter, TooLong
 from workers.hermes.notices import code_of, is_no_reply, item_of, warning
 from workers.hermes.tool_calls import ToolCalls
-from workers.hermes.verdict import Failure, of_provider
+from workers.hermes.verdict import Failure
 
 __all__ = ["PROTOCOL", "BridgeLines", "Hello", "call_line"]
 
@@ -27,8 +28,6 @@ PROTOCOL = 1
 _MESSAGE_MAX = 8_000
 _NOTICE = re.compile(r"\n\n(?=⚠️? No reply)")
 _UNENDED = "Hermes ended before this call's result"
-_CODES = {"auth": "HTTP 401", "auth_permanent": "HTTP 401", "rate_limit": "HTTP 429", "upstream_rate_limit": "HTTP 429"}
-"""Hermes' reason of a failure → what it means, in the words that the verdict of all modes reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +127,7 @@ class BridgeLines:
 
     def _result(self, record: Mapping[str, Any]) -> Batch:
         self.result, self.told.finished = record, True
-        self.told.exit_code = _exit_code(record)
+        self.told.exit_code = exit_code_of(record)
         batch: Batch = [*self._tools.close(_UNENDED)]
         if not record.get("failed") and not record.get("interrupted"):
             batch += self._reconcile(_answer(record))
@@ -277,66 +276,19 @@ class BridgeLines:
         "result": _result,
     }
 
-    # The outcome.
-
     def verdict(self, exit_code: int | None, stderr: str) -> Failure | None:
         """``None``: completed. ``exit_code`` is the process's own, where there is no result."""
         if self.failed is not None:
-            return of_provider(self.failed.message, self.failed.message) if self._by_provider() else self.failed
+            return of_refusal(self.failed)
         if self.result is None:
-            return _without_result(exit_code, stderr)
-        failure = self._of_result(self.result)
-        return failure and Failure(failure.code, failure.message[:_MESSAGE_MAX], failure.retryable)
-
-    def _by_provider(self) -> bool:
-        """The provider refused the credentials themselves: that is no matter of Hermes' setup."""
-        return self.failed is not None and self.failed.code == "not_configured" and "HTTP " in self.failed.message
-
-    def _of_result(self, result: Mapping[str, Any]) -> Failure | None:
-        final, error = str(result.get("final_response") or "").strip(), str(result.get("error") or "")
-        reason = str(result.get("turn_exit_reason") or "")
-        if result.get("interrupted"):
-            return Failure("interrupted", "Hermes was interrupted", True)
-        if result.get("failed") or (result.get("partial") and error):
-            message = _spoken(final) or _spoken(error) or f"Hermes failed ({reason or 'it did not say why'})"
-            meant = _CODES.get(str(result.get("failure_reason")), "")
-            return of_provider(f"{error}\n{message}\n{meant}", message) or Failure("hermes_failed", message)
-        if reason.startswith("max_iterations"):
-            return Failure("turn_limit", f"Hermes reached its turn limit before it was done ({reason})")
-        answered = final or (not self._tools_since and "".join(self._text).strip())
-        if is_no_reply(final) or not answered:
-            return Failure("empty_reply", _spoken(final) or "Hermes ended well, but the model gave no text", True)
-        if result.get("completed") is False:
-            return Failure("hermes_failed", f"Hermes stopped before it was done ({reason or 'no reason given'})")
-        return None
+            return without_result(exit_code, stderr)
+        return of_result(self.result, answered=not self._tools_since and bool("".join(self._text).strip()))
 
 
 def _answer(result: Mapping[str, Any]) -> str:
     """``final_response`` without the notice that Hermes appends where it stopped at its turn limit."""
     final = str(result.get("final_response") or "").strip()
     return final if is_no_reply(final) else _NOTICE.split(final, maxsplit=1)[0]
-
-
-def _spoken(text: str) -> str:
-    """A build without its catalogs gives the bare keys of its sentences, which tell nobody anything."""
-    return "" if text.startswith("explainer.") else text
-
-
-def _exit_code(result: Mapping[str, Any]) -> int:
-    """What ``hermes chat`` would have ended with."""
-    if result.get("interrupted"):
-        return 130
-    return int(bool(result.get("failed") or result.get("partial") or result.get("completed") is False))
-
-
-def _without_result(exit_code: int | None, stderr: str) -> Failure:
-    last = "\n".join(stderr.strip().splitlines()[-20:])
-    if exit_code is not None and exit_code < 0:
-        return Failure("hermes_died", f"Hermes was killed by signal {-exit_code}. {last}".strip(), True)
-    if exit_code == 143:
-        return Failure("interrupted", "Hermes was interrupted and did not end by itself", True)
-    said = "without an exit code" if exit_code is None else f"with exit code {exit_code}"
-    return Failure("no_result", f"Hermes ended {said} before its result. {last}".strip()[:_MESSAGE_MAX], True)
 
 
 def _str(value: Any) -> str | None:

@@ -6,9 +6,11 @@ with ``-`` is never taken for a flag.
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rich import markup
 from rich.errors import MarkupError
@@ -22,7 +24,9 @@ MARK = "RUNCAST_HERMES_MARK"
 COLUMNS = 2_000
 """Width of the screen in mode ``text``. 0.19.0 breaks longer lines, and a break cannot be told from the model's; but
 the agent's tools see the width too, and some print rules that fill it, which the model then has to read."""
-_OURS = "RUNCAST_"
+_OURS = ("RUNCAST_", "LLM_")
+_OUR_KEYS = frozenset({"HERMES_API_KEY"})
+_ROOT = Path(__file__).resolve().parents[2]
 _FORMAT = {"stream-json": ("--format=stream-json",), "text": (), "quiet": ("-Q",)}
 MODES = tuple(_FORMAT)
 """The modes that are a command whose output is read."""
@@ -103,6 +107,14 @@ def _check(argument: str) -> None:
         raise RefusedCall("prompt_too_long", message)
 
 
+def _hide_runcast(passed: dict[str, str]) -> None:
+    """Both projects have a package ``gateway``: a ``PYTHONPATH`` that leads to ours would break Hermes."""
+    entries = passed.pop("PYTHONPATH", "").split(os.pathsep)
+    kept = [entry for entry in entries if entry and Path(entry).resolve() != _ROOT]
+    if kept:
+        passed["PYTHONPATH"] = os.pathsep.join(kept)
+
+
 def _check_echo(prompt: str) -> None:
     """In mode ``text`` Hermes prints the prompt first, as Rich markup: a closing tag without its opening kills it."""
     try:
@@ -115,11 +127,12 @@ def _check_echo(prompt: str) -> None:
 def environment(
     inherited: Mapping[str, str], mark: str, *, mode: str = "", extra: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The child's environment: the worker's without its ``RUNCAST_…`` (the agent's tools could read its passwords).
+    """The child's environment: the worker's without what is Runcast's (the agent's tools could read its passwords).
 
     ``extra`` is merged over it; ``mode`` adds what the reader of that mode's output relies on.
     """
-    passed = {name: value for name, value in inherited.items() if not name.startswith(_OURS)}
+    passed = {n: v for n, v in inherited.items() if not n.startswith(_OURS) and n not in _OUR_KEYS}
+    _hide_runcast(passed)
     # Hermes writes JSON with the characters as they are: without this a worker in a Latin-1 locale gets Latin-1, and
     # one lone surrogate would end the stream.
     passed.setdefault("PYTHONIOENCODING", "utf-8:replace")

@@ -21,6 +21,7 @@ from workers.hermes.process import NotStarted
 from workers.hermes.settings import HermesSettings
 from workers.hermes.starter import Starter
 from workers.hermes.transcript import Transcript
+from workers.hermes.verdict import Failure
 from workers.prices import CostMeter
 from workers.runner import RunContext, RunnerFailed
 
@@ -131,8 +132,14 @@ class _Conversation:
         self._context.hermes_session_id = self._call.told.session_id
         failure = self._drive.verdict()
         if failure is not None:
-            raise RunnerFailed(failure.code, failure.message, retryable=failure.retryable)
+            raise RunnerFailed(failure.code, self._words(failure), retryable=failure.retryable)
         return Final(hermes_session_id=self._call.told.session_id, metadata=self._metadata())
+
+    def _words(self, failure: Failure) -> str:
+        """Hermes does not always say which session it does not know."""
+        wanted = self._context.request.metadata.get("hermes_session_id", "")
+        named = failure.code != "hermes_session_not_found" or wanted in failure.message
+        return failure.message if named else f"{failure.message}: {wanted!r}"
 
     async def _pass_on(self, batch: Batch) -> None:
         self._context.hermes_session_id = self._call.told.session_id

@@ -9,6 +9,7 @@
 | HTTP 5xx, a failed connection, any other error of a model call | ``provider_error`` | yes, but for other 4xx |
 | stopped partway without an error, with Hermes' closing words, or its notice of that | ``turn_limit`` | no |
 | the session to resume is unknown | ``hermes_session_not_found`` | no |
+| Hermes lets no further session begin (bridge) | ``hermes_session_busy`` | yes |
 | Hermes says that it is not set up, or could not start its agent | ``not_configured`` | no |
 | this Hermes has no ``--format`` | ``hermes_too_old`` | no |
 | exit 130, or SIGINT, that nobody here asked for | ``interrupted`` | yes |

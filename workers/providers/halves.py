@@ -5,6 +5,7 @@ JSON can carry half a character (``"\\ud83d"``), UTF-8 cannot: stored one by one
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -62,18 +63,20 @@ def _is_whole(item: Item) -> bool:
 
 
 def _tidy(item: Item) -> Item:
-    """The fields beside the text: nothing goes on there, so a half is lost."""
+    """The fields beside the text as they will be stored: nothing goes on there, so a half is lost, and NaN is null."""
     values = {name: getattr(item, name) for name in item.__struct_fields__}
-    lost = {name: scrub(value) for name, value in values.items() if _has_half(value)}
+    lost = {name: scrub(value) for name, value in values.items() if _is_lossy(value)}
     return msgspec.structs.replace(item, **lost) if lost else item
 
 
-def _has_half(value: Any) -> bool:
+def _is_lossy(value: Any) -> bool:
     if isinstance(value, str):
         return _SURROGATE.search(value) is not None
+    if isinstance(value, float):
+        return not math.isfinite(value)
     if isinstance(value, dict):
-        return any(_has_half(key) or _has_half(inner) for key, inner in value.items())
-    return isinstance(value, list) and any(map(_has_half, value))
+        return any(_is_lossy(key) or _is_lossy(inner) for key, inner in value.items())
+    return isinstance(value, list) and any(map(_is_lossy, value))
 
 
 def _with_text(item: Item, text: str) -> Item:
