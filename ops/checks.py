@@ -225,7 +225,8 @@ async def _hermes() -> list[Finding]:
     found, wanted = hermes.found, hermes.settings.bin
     if found.path is None:
         hint = "install hermes-agent, or set HERMES_BIN; --runner scripted works without"
-        return [Finding("hermes", State.NOTE, f"{wanted} is not on PATH", hint)]
+        where = "is no program" if os.sep in wanted else "is not on PATH"
+        return [Finding("hermes", State.NOTE, f"{wanted} {where}", hint)]
     if not found.mode:
         return [Finding("hermes", State.WRONG, f"{found.path} does not run: {found.trouble}")]
     told = f"found Hermes {found.version}, mode {found.mode}, because {found.why}"

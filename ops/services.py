@@ -34,6 +34,8 @@ _LEVELS = ("debug", "info", "warning", "error")
 
 def _log_to_stderr(level: str) -> None:
     logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # It tells of each request to Hermes' API server or a model, with its whole URL.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 def _child_option(command: click.decorators.FC) -> click.decorators.FC:

@@ -182,7 +182,9 @@ class _Up:
 
     async def _demo(self, broker: api.Broker, hermes: Hermes) -> tuple[bool, str | None]:
         if hermes.usable:
-            self._terminal.line(f"agent    Hermes {hermes.found.version}, mode {hermes.found.mode}, at {hermes.found.path}")
+            self._terminal.line(
+                f"agent    Hermes {hermes.found.version}, mode {hermes.found.mode}, at {hermes.found.path}"
+            )
             ok, run_id = await self._show(broker, "hermes", _PROMPT)
             if ok:
                 return True, run_id

@@ -20,6 +20,8 @@
 | 20 | other modes at the reconnect break the cursor | test_resume.py: test_case_20 |
 | 21 | a filtered viewer's cursor falls behind retention | test_resume.py: test_case_21 |
 | 22 | text with odd line ends is torn | test_connections.py: test_case_22; ../broker/test_sse.py: test_an_items_text_survives_the_wire_as_one_line |
+| 24 | a resume inside of what a compacted replay joined doubles text, or drops it | test_resume.py: test_case_24; ../broker/test_compact.py: test_a_cut_in_every_possible_place_neither_doubles_nor_loses |
+| 26 | a failed agent counts as a success, its text is lost, or its tools run on | test_hermes_ends.py: test_case_26; ../e2e/test_hermes_kills_019.py: test_; ../e2e/test_hermes_kills_022.py: test_ |
 | 27 | a prompt is taken for a flag, or for a shell's words | test_hermes_lines.py: test_case_27; ../e2e/test_hermes_real.py: test_a_prompt_reaches_the_model_unchanged |
 | 28 | a command's output is torn, doubled, or without bound | test_hermes_lines.py: test_case_28; ../workers/test_output.py: test_any_split_of_the_bytes_gives_the_same_items |
 """  # noqa: E501

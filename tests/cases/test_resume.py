@@ -1,4 +1,4 @@
-"""Cursors, retention and the end, as others met them: cases 1, 2, 3, 5, 16, 20 and 21, each with its exact input."""
+"""Cursors, retention and the end, as others met them: cases 1, 2, 3, 5, 16, 20, 21, 24, each with its exact input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from broker import api
 from broker.api import Broker
-from broker.items import Cost, Event, Final, Item, MessageDelta, ToolStarted, Usage
+from broker.items import Cost, Event, Final, Item, MessageDelta, ReasoningDelta, ToolCallDelta, ToolStarted, Usage
 from broker.settings import Settings
 from tests.cases.wire import ended, opened, seqs_of, target
 from tests.gateways import Frame, GatewayProcess, Response, say, until, writing
@@ -328,3 +328,54 @@ async def test_case_21_a_filtered_viewer_of_10000_other_items_gets_no_false_gap(
             await again.body()
     assert again.seqs == [10_801]
     assert {f.event for f in again.controls} == {"cursor", "end"}
+
+
+# Case 24: a compacted replay is cut inside every window of items that are one for it.
+
+WINDOWS: list[Item] = [
+    *(MessageDelta(text=text) for text in ("Hello", ", ", ", ", "é😀\u2028", "")),
+    *(ReasoningDelta(text=text, index=1) for text in ("hm", "hm")),
+    ToolCallDelta(call_id="c", name="terminal", arguments='{"a"', index=2),
+    *(ToolCallDelta(call_id="c", arguments=part, index=2) for part in (": 1", "}")),
+    TOOL,
+    *(MessageDelta(text=text, round=2) for text in ("a", "a", "a")),
+]
+
+
+def contents(frames: list[Frame]) -> dict[tuple[str, int, int], str]:
+    """All text of each block, in the order of its arrival."""
+    told: dict[tuple[str, int, int], str] = {}
+    for frame in frames:
+        if frame.event.endswith(".delta"):
+            block = (frame.event, frame.data.get("round", 1), frame.data.get("index", 0))
+            told[block] = told.get(block, "") + frame.data.get("text", frame.data.get("arguments", ""))
+    return told
+
+
+def items_of(stream: Response) -> list[Frame]:
+    assert not stream.controls or [f.event for f in stream.controls] == ["end"]
+    return [f for f in stream.frames if f.id is not None]
+
+
+def upto(frames: list[Frame], seq: int) -> list[Frame]:
+    return [f for f in frames if int(str(f.id).rpartition(":")[2]) <= seq]
+
+
+async def test_case_24_a_cut_in_every_window_of_a_compacted_replay_doubles_and_loses_nothing(
+    gateway: GatewayProcess, broker: Broker
+):
+    async with writing(broker) as p:
+        await say(p, *WINDOWS, end=True)
+        run_id, last = p.run_id, p.last
+    plain = items_of(await ended(gateway, run_id))
+    compacted = await ended(gateway, run_id, None, "compact=1")
+    assert compacted.seqs == [5, 7, 10, 11, 14, last]
+    for seq in compacted.seqs:  # the id is the last member's: what came so far is what the plain items have up to it
+        assert contents(upto(items_of(compacted), seq)) == contents(upto(plain, seq)), seq
+    whole = contents(plain)
+    for seq in range(last):
+        for query in ("compact=1", ""):
+            rest = items_of(await ended(gateway, run_id, seq, query))
+            assert contents(upto(plain, seq) + rest) == whole, (seq, query)
+            if seq in compacted.seqs:
+                assert contents(upto(items_of(compacted), seq) + rest) == whole, (seq, query)

@@ -53,6 +53,18 @@ def test_a_worker_is_seen(runcast: Command) -> None:
     process.popen.kill()
 
 
+@pytest.mark.parametrize(
+    ("program", "told"), [("hermes-of-nobody", "is not on PATH"), ("/nowhere/hermes", "is no program")]
+)
+def test_a_hermes_that_is_not_there(runcast: Command, monkeypatch: pytest.MonkeyPatch, program: str, told: str) -> None:
+    runcast.environment["HERMES_BIN"] = program
+    monkeypatch.setenv("HERMES_BIN", program)
+    code, found = findings(runcast)
+    assert code == 0
+    assert found["hermes"][0]["found"] == f"{program} {told}"
+    assert "HERMES_BIN" in found["hermes"][0]["hint"]
+
+
 def test_a_misspelt_setting_is_noticed(runcast: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [n for n in os.environ if n.startswith("RUNCAST_")]:
         monkeypatch.delenv(name)  # CI names the builds of Hermes that way

@@ -1,6 +1,7 @@
 """Behaves like ``hermes chat`` as far as the prompt's first word says. Standard library only.
 
 With ``--format=stream-json`` it prints records, with ``-Q`` the answer at the end, else a screen as 0.19.0 draws it.
+``FAKE_HERMES_OLDER`` in its environment: its help does not list ``--format``. ``FAKE_HERMES_MODEL`` names its model.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class Records:
     """``--format=stream-json``."""
 
     def begin(self) -> None:
-        say(type="system", subtype="init", model="fake", session_id="s1")
+        say(type="system", subtype="init", model=os.environ.get("FAKE_HERMES_MODEL", "fake"), session_id="s1")
 
     def text(self, text: str) -> None:
         say(type="text", text=text)
@@ -113,7 +114,8 @@ def main(argv: list[str]) -> int:
         print("Hermes Agent v0.0.0 (fake)")
         return 0
     if "--help" in argv and not any(a.startswith("--query=") for a in argv):
-        print("usage: hermes chat [-q QUERY] [-Q] [--format {text,stream-json}]")
+        older = os.environ.get("FAKE_HERMES_OLDER")
+        print("usage: hermes chat [-q QUERY] [-Q]" + ("" if older else " [--format {text,stream-json}]"))
         return 0
     prompt = next(a.removeprefix("--query=") for a in argv if a.startswith("--query="))
     signal.signal(signal.SIGTERM, interrupted)
@@ -150,9 +152,13 @@ def behave(words: list[str], argv: list[str], prompt: str) -> int:
         print("Traceback: boom", file=sys.stderr)
         return int(words[1])
     elif word == "BIG":
-        text = "é" * (5 << 19)
+        text = "é" * (int(words[1]) if len(words) > 1 else 5 << 19)
         out.text(text)
         return out.end(text)
+    elif word == "CRASH":
+        out.text("done")
+        out.end("done")
+        os.kill(os.getpid(), signal.SIGSEGV)
     elif word == "SILENT":
         time.sleep(600)
     else:

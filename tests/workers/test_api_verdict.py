@@ -75,6 +75,16 @@ def test_how_a_run_can_fail(end: dict[str, Any], code: str, retryable: bool) -> 
         assert _text(batch) == "Sum."
 
 
+@pytest.mark.parametrize(
+    "said",
+    ["⚠️ No reply is needed.", "So.\n\n⚠️ No reply came back.", "Hermes has a maximum tool-iteration limit of 90."],
+)
+def test_what_the_model_said_is_no_notice_whatever_it_looks_like(said: str) -> None:
+    seen, batch = _read(_delta(said), _delta("\n"), _completed(said))
+    assert judge_end(seen) is None
+    assert _text(batch) == f"{said}\n"
+
+
 def test_text_ahead_of_a_tool_is_no_answer() -> None:
     seen, _ = _read(_delta("Let me."), *_tool("t"), _completed(""))
     failure = judge_end(seen)

@@ -322,6 +322,16 @@ def test_the_verdict(result: dict[str, Any], code: str | None, retryable: bool) 
     assert (failure.code if failure else None, bool(failure and failure.retryable)) == (code, retryable)
 
 
+@pytest.mark.parametrize(
+    "said", ["⚠️ No reply is needed.", "explainer.no_reply_prefix", "Yes.\n\n⚠️ No reply came back."]
+)
+def test_what_the_model_said_is_no_notice_whatever_it_looks_like(said: str) -> None:
+    lines, batch = _read(*_text(said, "\n"), _result(said))
+    assert lines.verdict(None, "") is None
+    assert [text for *_, text in _texts(batch)] == [said, "\n"]
+    assert not [item for item in batch if isinstance(item, Event)]
+
+
 def test_text_that_was_streamed_is_an_answer() -> None:
     assert _read(*_text("x"), _result(None))[0].verdict(0, "") is None
     unanswered = _read(*_text("x"), *_tool(), _result(None))[0].verdict(0, "")

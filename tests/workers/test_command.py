@@ -78,6 +78,7 @@ def test_the_worker_keeps_its_own_settings_from_the_agent() -> None:
         "PATH": "/bin",
         "HERMES_DISABLE_LAZY_INSTALLS": "1",
         "PYTHONIOENCODING": "utf-8:replace",
+        "PYTHONUTF8": "1",
         MARK: "m1",
     }
 
@@ -108,9 +109,12 @@ def test_what_is_ours_stays_with_us(tmp_path: Path) -> None:
         "HERMES_API_KEY": "a",
         "HERMES_HOME": "/h",
         "PYTHONPATH": f"{root}{os.pathsep}{tmp_path}",
+        "PYTHONHOME": "/of/the/workers/python",
+        "PYTHONIOENCODING": "latin-1",
     }
     passed = environment(inherited, "m")
-    assert not {"RUNCAST_SECRET", "LLM_KEY", "HERMES_API_KEY"} & set(passed)
+    assert not {"RUNCAST_SECRET", "LLM_KEY", "HERMES_API_KEY", "PYTHONHOME"} & set(passed)
+    assert passed["PYTHONIOENCODING"] == "utf-8:replace", "its output is read as UTF-8"
     assert passed["HERMES_HOME"] == "/h"
     assert passed["PYTHONPATH"] == str(tmp_path), "our package `gateway` would hide Hermes' own"
     assert "PYTHONPATH" not in environment({"PYTHONPATH": str(root)}, "m")

@@ -125,6 +125,18 @@ async def test_failures(start: Start, mode: str, prompt: str, code: str, partial
     assert "boom" in failure.message or not prompt.startswith("NORESULT")
 
 
+@pytest.mark.parametrize(("mode", "code"), [("stream-json", None), ("text", None), ("quiet", "hermes_died")])
+async def test_a_python_that_falls_over_behind_the_last_word(start: Start, mode: str, code: str | None) -> None:
+    """Only -Q does not say that it has said everything."""
+    call = await start(mode, "CRASH")
+    assert (text(await _all(call)), call.told.exit_code) == (
+        "done" if code is None else "",
+        -11 if mode != "stream-json" else 0,
+    )
+    failure = call.verdict()
+    assert (failure and failure.code) == code
+
+
 async def test_notices_of_the_quiet_contract_are_warnings(start: Start) -> None:
     items = await _all(await start("quiet", "LINGER"))
     assert text(items) == "done"

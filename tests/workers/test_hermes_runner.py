@@ -21,8 +21,6 @@ from broker.requests import RunInput, RunRequest
 from broker.settings import Settings
 from tests.servers import eventually
 from workers.hermes import leftovers
-from workers.hermes.cli import HermesClient
-from workers.hermes.command import Call
 from workers.hermes.runner import HermesRunner
 from workers.hermes.settings import HermesSettings
 from workers.runner import RunContext, RunnerFailed
@@ -211,19 +209,6 @@ async def test_hermes_is_read_no_faster_than_its_items_are_taken(binary: str, tm
     await context.clean_up()
 
 
-@pytest.mark.parametrize(
-    ("settings", "code"), [({"silence": 0.5}, "hermes_silent"), ({"timeout": 0.8}, "hermes_timeout")]
-)
-async def test_limits_of_time(binary: str, settings: dict[str, float], code: str) -> None:
-    context = _context("SILENT", [])
-    begun = time.monotonic()
-    with pytest.raises(RunnerFailed) as failed:
-        await HermesRunner(HermesSettings(bin=binary, **settings)).run(context)  # type: ignore[arg-type]
-    assert failed.value.code == code
-    assert time.monotonic() - begun < 4
-    await context.clean_up()
-
-
 async def test_a_hurried_cleanup_kills_without_grace(binary: str) -> None:
     context = _context("HANG", [])
     running = asyncio.create_task(HermesRunner(HermesSettings(bin=binary, grace=60)).run(context))
@@ -233,33 +218,6 @@ async def test_a_hurried_cleanup_kills_without_grace(binary: str) -> None:
     await asyncio.gather(running, return_exceptions=True)
     async with asyncio.timeout(5):
         await context.clean_up()
-
-
-async def test_the_python_client_streams_tokens_and_then_the_result(binary: str) -> None:
-    client = HermesClient(HermesSettings(bin=binary))
-    events = [event async for event in client.chat_stream(Call("LINGER"))]
-    assert [(e.event, e.token) for e in events] == [("token", "done"), ("done", None)]
-    result = events[-1].result
-    assert result is not None
-    assert (result.transcript, result.exit_code, result.session_id, result.failure) == ("done", 0, "s1", None)
-
-
-async def test_a_client_that_leaves_early_stops_hermes(binary: str) -> None:
-    client = HermesClient(HermesSettings(bin=binary))
-    stream = client.chat_stream(Call("HANG"))
-    assert (await anext(stream)).token == "partial "
-    await stream.aclose()  # type: ignore[attr-defined]
-    assert not [p for p in _commands() if "fake_hermes.py" in p and "HANG" in p]
-
-
-def _commands() -> list[str]:
-    commands = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            commands.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace"))
-        except OSError:
-            continue
-    return commands
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,26 @@ def test_unknown_objects_are_events_and_no_text() -> None:
     ]
 
 
+@pytest.mark.parametrize("ahead", [b"", b"Hello\n", b'{"type": "message.delta", "delta": "Hello"}\n'])
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_an_answer_that_is_json_or_ends_with_some_is_text(ahead: bytes, end: bytes) -> None:
+    answer = b'{"reply": "Hello", "confidence": 0.9}'
+    _, items = _parse(ahead + answer + end)
+    assert _text(items) == ("Hello" if b"type" in ahead else ahead.decode()) + (answer + end).decode()
+    assert not any(isinstance(item, Event) for item in items)
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [(_bytes(INIT, {"type": "text", "text": "a"}), "a"), (_bytes({"type": "message.delta", "delta": "b"}), "b")],
+)
+@pytest.mark.parametrize("torn", ['{"type": "text", "te', '{"type":"result","session_id":"s1","exit_code":0'])
+def test_a_record_that_was_torn_off_is_no_text(before: bytes, said: str, torn: str) -> None:
+    _, items = _parse(before + torn.encode())
+    assert _text(items) == said
+    assert _events(items, "warning") == [{"code": "torn_record", "message": torn}]
+
+
 def test_lines_ahead_of_init_are_a_warning_and_not_part_of_the_answer() -> None:
     _, items = _parse(_bytes("tirith: not installed", INIT, {"type": "text", "text": "hi"}))
     assert _text(items) == "hi"

@@ -123,6 +123,32 @@ async def test_the_longest_argument_arrives_whole(mark: str) -> None:
         await _start(mark, "true", longest + "x")
 
 
+SAID = """
+import asyncio, os, sys
+from workers.hermes.command import environment
+from workers.hermes.process import SupervisedProcess
+async def main():
+    mark, python = sys.argv[1:]
+    argv = [python, "-c", "import sys; sys.stdout.write(ascii(sys.argv[1]) + sys.argv[1])", "\\u00fc\\u20ac\\U0001f600"]
+    process = await SupervisedProcess.start(argv, environment(os.environ, mark), grace=1.0, mark=mark)
+    said = b""
+    while chunk := await process.read():
+        said += chunk
+    await process.aclose()
+    sys.stdout.buffer.write(said)
+asyncio.run(main())
+"""
+
+
+async def test_arguments_are_the_same_in_a_locale_that_lacks_their_characters(mark: str) -> None:
+    """As in one whose encoding is Latin-1. PYTHONHOME is the worker's own, and breaks another Python."""
+    locale = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+    env = {**os.environ, **locale, "PYTHONHOME": sys.base_prefix}
+    worker = [sys.executable, "-c", SAID, mark, sys.executable]
+    ran = await asyncio.to_thread(subprocess.run, worker, env=env, capture_output=True)
+    assert ran.stdout.decode() == r"'\xfc\u20ac\U0001f600'" + "ü€😀", ran.stderr.decode()
+
+
 async def test_what_a_command_leaves_behind_ends_with_it(mark: str) -> None:
     process = await _start(mark, "sh", "-c", f'setsid sh -c "{STUBBORN}" & sleep 0.3; exit 0')
     assert b"stubborn" in await _all(process)

@@ -36,6 +36,10 @@ def test_an_answer_is_a_success() -> None:
     assert _judge(INIT, TEXT, _result(text="hello"), exit_code=None) is None
 
 
+def test_what_the_model_said_is_no_notice_whatever_it_looks_like() -> None:
+    assert _judge(INIT, {"type": "text", "text": f"{NOTICE}\n"}, _result(text=NOTICE), exit_code=0) is None
+
+
 @pytest.mark.parametrize(
     "records",
     [
@@ -127,9 +131,11 @@ class _Seen:
     no_reply: str = ""
     limited: bool = False
     error: str = ""
+    closed: bool = False
     guidance: str = ""
 
 
+OWNED = "This chat is open in another Hermes window/terminal. Use it there, or start a new chat here."
 NOT_SET_UP = "It looks like Hermes isn't configured yet"
 
 
@@ -154,6 +160,15 @@ NOT_SET_UP = "It looks like Hermes isn't configured yet"
         (_Seen(answered=True), None, "", "no_result"),
         (_Seen(answered=True), -2, "Traceback\nKeyboardInterrupt", "interrupted"),
         (_Seen(answered=True), -15, "", "hermes_died"),
+        (_Seen(answered=True), -11, "", "hermes_died"),
+        (_Seen(answered=True, closed=True), -11, "", None),
+        (_Seen(answered=True, closed=True), -6, "", None),
+        (_Seen(answered=True, closed=True), -9, "", "hermes_died"),
+        (_Seen(closed=True, no_reply=NOTICE), -11, "", "empty_reply"),
+        (_Seen(closed=True), -11, "", "empty_reply"),
+        (_Seen(guidance=OWNED), 1, "", "hermes_session_busy"),
+        (_Seen(), 1, f"hermes-refusal-reason: SESSION_NOT_OWNED\n{OWNED}", "hermes_session_busy"),
+        (_Seen(), 1, "Hermes is at the active session limit (2/2).", "hermes_session_busy"),
     ],
 )
 def test_without_records(seen: _Seen, exit_code: int | None, stderr: str, code: str | None) -> None:
@@ -161,6 +176,18 @@ def test_without_records(seen: _Seen, exit_code: int | None, stderr: str, code: 
     assert (failure and failure.code) == code
     assert failure is None or failure.message
     assert failure is None or "explainer" not in failure.message
+
+
+def test_a_session_that_is_in_use_is_told_in_words_for_people() -> None:
+    stderr = f"hermes-refusal-reason: SESSION_NOT_OWNED\n{OWNED}\nDetails: session x opened by cli 0m ago.\n"
+    told = (
+        _judge(INIT, _result(1, error="credentials or agent init failed"), stderr=stderr),
+        judge(_Seen(), 1, stderr),
+    )
+    for failure in told:
+        assert failure is not None
+        assert (failure.code, failure.retryable) == ("hermes_session_busy", True)
+        assert failure.message == f"{OWNED}\nDetails: session x opened by cli 0m ago."
 
 
 def test_what_may_go_better_another_time_is_retryable() -> None:

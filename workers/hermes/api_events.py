@@ -55,6 +55,8 @@ class RunEnd:
     error: str = ""
     reason: str = ""
     """Hermes' own word for why a run ended before it was done."""
+    notice: str = ""
+    """What of ``output`` is Hermes' own: what the model said itself is no notice, whatever it looks like."""
 
 
 @dataclass(slots=True)
@@ -222,18 +224,22 @@ class ApiEvents:
             self.model = _str(runtime.get("model")) or self.model
             self.provider = _str(runtime.get("provider")) or self.provider
         output = _str(record.get("output"))
-        self.end = RunEnd(status, output, _str(record.get("error")), _str(record.get("turn_exit_reason")))
+        answer = output.strip() if self._said(output.strip()) else _answer_of(output)
+        notice = output.strip().removeprefix(answer).strip()
+        self.end = RunEnd(status, output, _str(record.get("error")), _str(record.get("turn_exit_reason")), notice)
         if isinstance(usage := record.get("usage"), Mapping) and any(usage.get(name) for name in _COUNTS):
             # All zero says that nothing was counted, not that nothing was used.
             self.reported = {name: usage[name] for name in _COUNTS if name in usage}
-        return [*self.close(), *self._reconcile(_answer_of(output))]
+        return [*self.close(), *self._reconcile(answer)]
+
+    def _said(self, whole: str) -> bool:
+        return "".join(self._text).rstrip().endswith(whole)
 
     def _reconcile(self, whole: str) -> list[Item]:
         """``output`` is the last round's text, stripped. What it has beyond the deltas is emitted, any other
         difference is reported; after a loss the rest of the text cannot be told from another one."""
-        said = "".join(self._text).rstrip()
         # Where one answer took several calls of the model, it is longer than the last round.
-        if not whole or said.endswith(whole):
+        if not whole or self._said(whole):
             return []
         begun = "" if self._between() else "".join(self._round_text).lstrip()
         if begun and whole.startswith(begun):

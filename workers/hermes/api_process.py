@@ -45,7 +45,8 @@ class ListenerProcess:
         """
         cwd = settings.cwd or os.getcwd()
         mark = uuid4().hex
-        argv = [settings.python or interpreter(settings.bin, inherited), str(_SCRIPT)]
+        python = [settings.python] if settings.python else interpreter(settings.bin, inherited)
+        argv = [*python, str(_SCRIPT)]
         # Its notices are known by their English words.
         env = environment(inherited, mark, extra={"HERMES_LANGUAGE": "en"})
         process = await SupervisedProcess.start(argv, env, grace=settings.grace, mark=mark, cwd=cwd, stdin=True)

@@ -29,10 +29,10 @@ def judge_end(seen: ApiEvents) -> Failure | None:
     assert end is not None
     if end.status in ("cancelled", "interrupted"):
         return Failure("interrupted", end.error or "Hermes was interrupted", True)
-    if end.reason.startswith(_LIMITS) or _LIMIT_NOTICE in end.output:
+    if end.reason.startswith(_LIMITS) or _LIMIT_NOTICE in end.notice:
         return Failure("turn_limit", "Hermes reached its turn limit before it was done; the last text closes with that")
     if end.status == "completed":
-        return None if seen.answered and not is_no_reply(end.output) else _empty(end)
+        return None if seen.answered and not is_no_reply(end.notice) else _empty(end)
     return _failed(end)
 
 

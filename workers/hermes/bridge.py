@@ -55,6 +55,8 @@ _RESULT = (
     *("failure_reason", "api_calls", "session_id", "model", "provider", "cost_status"),
 )
 _SUBAGENT = "subagent."
+_SAID = 1_000
+"""Characters of what Hermes printed that a refusal quotes."""
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _UNSAID = (
     "[Nobody answered. Decide by your own judgment, or on the most reasonable assumption, and say which one it was.]"
@@ -394,7 +396,7 @@ class Hermes:
 
     def build(self, call: Mapping[str, Any], people: People, printed: Printed) -> Any:
         """The ``HermesCLI`` of the call, its agent made. Raises ``Refused``."""
-        self._prepare(call)
+        self._prepare(call, printed)
         cli = self._command(call)
         cli.tool_progress_mode = "off"
         cli._single_query_mode = True  # one tool snapshot, so wait for MCP servers
@@ -410,11 +412,13 @@ class Hermes:
         self._approvals(cli, call, people)
         return cli
 
-    def _prepare(self, call: Mapping[str, Any]) -> None:
+    def _prepare(self, call: Mapping[str, Any], printed: Printed) -> None:
         """What ``hermes chat`` does before it makes its command object."""
         configured = getattr(self.main, "_has_any_provider_configured", None)
         if configured is not None and not configured():
-            raise Refused("not_configured", "no provider is configured in this Hermes home: run `hermes setup`")
+            # Where its configuration cannot be read, Hermes goes on without, and has said so.
+            message = f"no provider is configured in this Hermes home: run `hermes setup`. {printed.text[-_SAID:]}"
+            raise Refused("not_configured", message.strip())
         arguments = argparse.Namespace(
             command="chat", query=call["prompt"], toolsets=",".join(call.get("toolsets") or ()) or None
         )
@@ -474,7 +478,8 @@ class Hermes:
         gate = _module("tools.approval")
         _maybe(gate, "disable_session_yolo")(cli.session_id)
         if _maybe(gate, "is_approval_bypass_active")():
-            raise Refused("approvals_unavailable", "Hermes' configuration approves every tool (approvals.mode: off)")
+            message = "Hermes' configuration approves every tool (approvals.mode: off, or HERMES_YOLO_MODE in its .env)"
+            raise Refused("approvals_unavailable", message)
 
 
 def _fill(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:

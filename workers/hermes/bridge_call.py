@@ -143,13 +143,13 @@ async def _spawn(
     settings: HermesSettings, call: Call, inherited: Mapping[str, str] | None, *options: str, stdin: bool = False
 ) -> SupervisedProcess:
     environ = os.environ if inherited is None else inherited
-    python = settings.python or interpreter(settings.bin, environ)
+    python = [settings.python] if settings.python else interpreter(settings.bin, environ)
     mark = uuid4().hex
     # Its notices are known by their English words.
     env = environment(environ, mark, extra={"HERMES_LANGUAGE": "en", **call.env})
     try:
         return await SupervisedProcess.start(
-            [python, str(_BRIDGE), *options],
+            [*python, str(_BRIDGE), *options],
             env,
             grace=settings.grace - _INTERRUPT,
             mark=mark,

@@ -130,7 +130,7 @@ class BridgeLines:
         self.told.exit_code = exit_code_of(record)
         batch: Batch = [*self._tools.close(_UNENDED)]
         if not record.get("failed") and not record.get("interrupted"):
-            batch += self._reconcile(_answer(record))
+            batch += self._reconcile(self._answer(record))
         return batch + self._session(record)
 
     def _session(self, record: Mapping[str, Any]) -> Batch:
@@ -184,11 +184,24 @@ class BridgeLines:
         """As Hermes itself joins a text to what was said before it."""
         return "\n\n" if self._text or self._previous else ""
 
+    @property
+    def _streamed(self) -> str:
+        """What was said after the last tool."""
+        return "" if self._tools_since else "".join(self._text)
+
+    def _answer(self, result: Mapping[str, Any]) -> str:
+        """``final_response`` without the notice that Hermes appends where it stopped at its turn limit.
+
+        What the model said itself is no notice, whatever it looks like.
+        """
+        final = str(result.get("final_response") or "").strip()
+        whole = is_no_reply(final) or final == self._streamed.strip()
+        return final if whole else _NOTICE.split(final, maxsplit=1)[0]
+
     def _reconcile(self, final: str) -> Batch:
         """``final_response`` is the last round's text, stripped. What it has beyond the deltas is emitted; any other
         difference is reported."""
-        whole, streamed = final.strip(), "" if self._tools_since else "".join(self._text)
-        begun = streamed.lstrip()
+        whole, begun = final.strip(), self._streamed.lstrip()
         if not whole or is_no_reply(whole) or begun.rstrip() == whole:
             return []
         if not begun:
@@ -282,13 +295,7 @@ class BridgeLines:
             return of_refusal(self.failed)
         if self.result is None:
             return without_result(exit_code, stderr)
-        return of_result(self.result, answered=not self._tools_since and bool("".join(self._text).strip()))
-
-
-def _answer(result: Mapping[str, Any]) -> str:
-    """``final_response`` without the notice that Hermes appends where it stopped at its turn limit."""
-    final = str(result.get("final_response") or "").strip()
-    return final if is_no_reply(final) else _NOTICE.split(final, maxsplit=1)[0]
+        return of_result(self.result, streamed=self._streamed.strip())
 
 
 def _str(value: Any) -> str | None:

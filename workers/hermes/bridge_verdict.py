@@ -36,13 +36,13 @@ def of_refusal(failed: Failure) -> Failure:
     return failed
 
 
-def of_result(result: Mapping[str, Any], *, answered: bool) -> Failure | None:
-    """``None``: completed. ``answered``: text was streamed after the last tool."""
-    failure = _of_result(result, answered)
+def of_result(result: Mapping[str, Any], *, streamed: str) -> Failure | None:
+    """``None``: completed. ``streamed``: the text that was streamed after the last tool, stripped."""
+    failure = _of_result(result, streamed)
     return failure and Failure(failure.code, failure.message[:_MESSAGE_MAX], failure.retryable)
 
 
-def _of_result(result: Mapping[str, Any], answered: bool) -> Failure | None:
+def _of_result(result: Mapping[str, Any], streamed: str) -> Failure | None:
     final, error = str(result.get("final_response") or "").strip(), str(result.get("error") or "")
     reason = str(result.get("turn_exit_reason") or "")
     if result.get("interrupted"):
@@ -53,7 +53,8 @@ def _of_result(result: Mapping[str, Any], answered: bool) -> Failure | None:
         return of_provider(f"{error}\n{message}\n{meant}", message) or Failure("hermes_failed", message)
     if reason.startswith("max_iterations"):
         return Failure("turn_limit", f"Hermes reached its turn limit before it was done ({reason})")
-    if is_no_reply(final) or not (final or answered):
+    # What the model said itself is no notice of Hermes.
+    if (is_no_reply(final) and final != streamed) or not (final or streamed):
         return Failure("empty_reply", _spoken(final) or "Hermes ended well, but the model gave no text", True)
     if result.get("completed") is False:
         return Failure("hermes_failed", f"Hermes stopped before it was done ({reason or 'no reason given'})")

@@ -133,9 +133,11 @@ def environment(
     """
     passed = {n: v for n, v in inherited.items() if not n.startswith(_OURS) and n not in _OUR_KEYS}
     _hide_runcast(passed)
+    # The library of the worker's Python is none for Hermes'.
+    passed.pop("PYTHONHOME", None)
     # Hermes writes JSON with the characters as they are: without this a worker in a Latin-1 locale gets Latin-1, and
-    # one lone surrogate would end the stream.
-    passed.setdefault("PYTHONIOENCODING", "utf-8:replace")
+    # one lone surrogate would end the stream. Its arguments are UTF-8 in any locale, too.
+    passed |= {"PYTHONIOENCODING": "utf-8:replace", "PYTHONUTF8": "1"}
     # The first run otherwise installs a package.
     passed.setdefault("HERMES_DISABLE_LAZY_INSTALLS", "1")
     if mode in _FORMAT:

@@ -14,7 +14,7 @@ from workers.hermes.quiet import QuietParser
 from workers.hermes.seen import Reader
 from workers.hermes.settings import HermesSettings
 from workers.hermes.text import TextParser
-from workers.hermes.verdict import Failure, judge
+from workers.hermes.verdict import Failure, ended_well, judge
 
 __all__ = ["CommandCall"]
 
@@ -84,7 +84,7 @@ class CommandCall:
         self._exit_code = await self.process.wait()
         await self.process.stderr_end(_LAST_WORDS)
         self._ended = True
-        return [*self._heard(), *self.reader.close(succeeded=self._exit_code == 0)]
+        return [*self._heard(), *self.reader.close(succeeded=ended_well(self.reader, self._exit_code))]
 
     def _heard(self) -> Batch:
         """Only -Q says something on standard error that is not for people alone."""

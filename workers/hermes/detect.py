@@ -1,9 +1,9 @@
 """Which Hermes is here, which modes it has, and which one ``auto`` takes.
 
-``auto``: ``bridge`` where Hermes' Python can be found and the bridge's handshake succeeds, else ``stream-json`` where
-``hermes chat --help`` lists ``--format``, else ``text``. Where ``HERMES_STREAM_ARGS`` is set a command mode is taken,
-since the operator has said how his Hermes streams. Only ``bridge`` can ask a person, so a run that wants to be asked
-gets no other. ``api`` and ``quiet`` are taken where they are asked for by name.
+``auto`` tries ``bridge`` first (a greeting from Hermes' own interpreter decides), then ``stream-json`` (the help of
+``hermes chat`` decides); ``text`` is always there. With ``HERMES_STREAM_ARGS`` the bridge is not tried: they are meant
+for the command. Of these only ``bridge`` can ask a person, so a run that wants to be asked gets no other. ``api`` and
+``quiet`` are taken where they are asked for by name.
 """
 
 from __future__ import annotations

@@ -50,6 +50,7 @@ class OutputParser:
     """There is text of the model after the last tool activity."""
     limited: bool = False
     error: str = ""
+    closed: bool = False
     guidance: str = ""
     """Text lines that were no answer: what the command said instead of starting."""
     _splitter: LineSplitter = field(init=False)
@@ -57,13 +58,18 @@ class OutputParser:
     _calls: ToolCalls = field(default_factory=ToolCalls)
     _round_text: list[str] = field(default_factory=list)
     _tools_since_text: bool = False
+    _recorded: bool = False
+    """There was a record, of whatever dialect."""
 
     def __post_init__(self) -> None:
         self._splitter = LineSplitter(self.line_max)
 
     @property
     def no_reply(self) -> str:
-        return self.result.text if self.result is not None and is_no_reply(self.result.text) else ""
+        told = "" if self.result is None else self.result.text
+        # What the model said itself is no notice of Hermes.
+        said = not self._tools_since_text and told.strip() == "".join(self._round_text).strip()
+        return told if is_no_reply(told) and not said else ""
 
     @property
     def duration_ms(self) -> float | None:
@@ -96,7 +102,13 @@ class OutputParser:
             return self._plain(end) if line or self._round_text or self._held else []
         text = line.decode("utf-8", "replace")
         record = _object(text)
-        return self._plain(text + end) if record is None else self._record(record)
+        if record is None and not end and self._recorded and text.lstrip().startswith("{"):
+            # Hermes was killed while it wrote: half a record is no word of the model.
+            return [warning("torn_record", text)]
+        if record is None or not (self.structured or isinstance(record.get("type"), str)):
+            # An answer may be JSON, or end with some.
+            return self._plain(text + end)
+        return self._record(record)
 
     def _plain(self, text: str) -> list[Item]:
         if self.result is not None:
@@ -113,6 +125,7 @@ class OutputParser:
         return text
 
     def _record(self, record: dict[str, Any]) -> list[Item]:
+        self._recorded = True
         kind = record.get("type")
         if kind == "message.delta" and isinstance(text := record.get("delta", record.get("text")), str):
             return self._text(self._release()) + self._text(text)

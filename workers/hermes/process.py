@@ -269,6 +269,14 @@ class _Writing(asyncio.BaseProtocol):
             self._transport.abort()
 
 
+def _encoded(argv: Sequence[str]) -> list[bytes]:
+    """The program as the worker's locale has it, everything else in UTF-8: a prompt may hold what that locale lacks.
+
+    The supervisor passes on the bytes as they are.
+    """
+    return [os.fsencode(argv[0]), *(argument.encode("utf-8", "surrogateescape") for argument in argv[1:])]
+
+
 def _spawn(
     argv: Sequence[str],
     env: Mapping[str, str],
@@ -281,7 +289,7 @@ def _spawn(
         raise NotStarted(f"{cwd!r}, where {argv[0]!r} should work, is no directory", missing=False)
     try:
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_SUPERVISOR), str(control.fileno()), str(grace), *argv],
+            [sys.executable, "-I", "-S", str(_SUPERVISOR), str(control.fileno()), str(grace), *_encoded(argv)],
             stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

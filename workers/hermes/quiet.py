@@ -39,6 +39,7 @@ class QuietParser:
     guidance: str = ""
     structured: bool = False
     error: str = ""
+    closed: bool = False
     model: str | None = None
     duration_ms: float | None = None
     result: HermesResult | None = None

@@ -53,6 +53,10 @@ class Seen(Protocol):
         """Hermes' own wording of why it failed, where it may have ended with exit code 0 all the same."""
 
     @property
+    def closed(self) -> bool:
+        """Hermes printed its closing lines: it has said what it had to say."""
+
+    @property
     def guidance(self) -> str:
         """Printed text that was no answer: what the command said instead of starting."""
 

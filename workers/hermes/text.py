@@ -137,6 +137,10 @@ class TextParser:
         return "" if self._seen is None else self._seen.error
 
     @property
+    def closed(self) -> bool:
+        return self._screen is not None and self._screen.done
+
+    @property
     def guidance(self) -> str:
         return "" if self._seen is None else self._seen.guidance
 

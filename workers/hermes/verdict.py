@@ -9,6 +9,7 @@
 | HTTP 5xx, a failed connection, any other error of a model call | ``provider_error`` | yes, but for other 4xx |
 | stopped partway without an error, with Hermes' closing words, or its notice of that | ``turn_limit`` | no |
 | the session to resume is unknown | ``hermes_session_not_found`` | no |
+| the session is in use elsewhere, or no further one may begin now | ``hermes_session_busy`` | yes |
 | Hermes lets no further session begin (bridge) | ``hermes_session_busy`` | yes |
 | Hermes says that it is not set up, or could not start its agent | ``not_configured`` | no |
 | this Hermes has no ``--format`` | ``hermes_too_old`` | no |
@@ -17,7 +18,8 @@
 | killed by a signal | ``hermes_died`` | yes |
 | any other exit code | ``hermes_failed`` | no |
 
-In mode ``text`` 0.19.0 ends with exit code 0 whatever happened: what it showed counts.
+In mode ``text`` 0.19.0 ends with exit code 0 whatever happened: what it showed counts. Where Python itself falls over
+while it ends, behind Hermes' closing lines, that is no failure: 0.22.2 does now and then.
 
 A stop that we asked for is not judged here: the worker knows why it stopped the run.
 """
@@ -30,7 +32,7 @@ from dataclasses import dataclass
 
 from workers.hermes.seen import Seen
 
-__all__ = ["Failure", "judge", "of_provider"]
+__all__ = ["Failure", "ended_well", "judge", "of_provider"]
 
 _MESSAGE_MAX = 8_000
 _STATUS = re.compile(r"\bHTTP (\d{3})\b|\berror code:? (\d{3})\b", re.IGNORECASE)
@@ -38,6 +40,11 @@ _AUTH = re.compile(r"rejected your API key|invalid[ _]api[ _]key|unauthori[sz]ed
 _RATE = re.compile(r"rate.?limit|too many requests", re.IGNORECASE)
 _PROVIDER = re.compile(r"API call failed|connection (error|refused|reset)|timed? ?out|provider", re.IGNORECASE)
 _NO_SESSION = re.compile(r"session not found|session_not_found|no session", re.IGNORECASE)
+_BUSY = re.compile(
+    r"hermes-refusal-reason: (SESSION_|MAX_CONCURRENT)|open in another Hermes|at the active session limit",
+    re.IGNORECASE,
+)
+_CRASHES = frozenset({-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS})
 _NOT_SET_UP = re.compile(r"isn't configured|not configured|hermes setup|no api keys?|credentials", re.IGNORECASE)
 _NO_FORMAT = re.compile(r"unrecognized arguments:.*--format|invalid choice: '?stream-json", re.IGNORECASE)
 
@@ -57,6 +64,11 @@ def judge(seen: Seen, exit_code: int | None, stderr: str) -> Failure | None:
     return Failure(failure.code, failure.message[:_MESSAGE_MAX], failure.retryable)
 
 
+def ended_well(seen: Seen, exit_code: int | None) -> bool:
+    """Whether the process ended as one does that did what it was asked."""
+    return exit_code == 0 or (seen.closed and exit_code in _CRASHES)
+
+
 def _of_result(seen: Seen, stderr: str) -> Failure | None:
     result = seen.result
     assert result is not None
@@ -66,6 +78,8 @@ def _of_result(seen: Seen, stderr: str) -> Failure | None:
         return _empty_reply(result.text.strip())
     if result.exit_code == 130:
         return Failure("interrupted", result.error or "Hermes was interrupted", True)
+    if _BUSY.search(stderr):
+        return _busy(_last_words(stderr))
     if _NO_SESSION.search(stderr):
         return _unknown_session(_last_words(stderr))
     message = result.text.strip() or result.error or ""
@@ -79,6 +93,7 @@ def _of_result(seen: Seen, stderr: str) -> Failure | None:
 def _without_result(seen: Seen, exit_code: int | None, stderr: str) -> Failure | None:
     if exit_code in (130, -signal.SIGINT):
         return Failure("interrupted", "Hermes was interrupted", True)
+    exit_code = 0 if ended_well(seen, exit_code) else exit_code
     if exit_code is not None and exit_code < 0:
         return Failure("hermes_died", f"Hermes was killed by signal {-exit_code}. {_last_words(stderr)}".strip(), True)
     if exit_code is None or (exit_code == 0 and seen.structured):
@@ -101,6 +116,8 @@ def _of_words(seen: Seen, exit_code: int, stderr: str) -> Failure:
     said = f"{seen.guidance}\n{_last_words(stderr)}".strip()
     if _NO_FORMAT.search(stderr):
         return Failure("hermes_too_old", "this Hermes has no `--format stream-json`: install a newer one")
+    if _BUSY.search(said):
+        return _busy(said)
     if _NO_SESSION.search(said):
         return _unknown_session(_last_words(stderr) or seen.guidance)
     if _STATUS.search(said) and (failure := of_provider(said, seen.guidance or said)):
@@ -111,6 +128,11 @@ def _of_words(seen: Seen, exit_code: int, stderr: str) -> Failure:
         return Failure("empty_reply", f"Hermes ended well, but printed no answer. {seen.guidance}".strip(), True)
     other = Failure("hermes_failed", f"Hermes ended with exit code {exit_code}. {said}".strip())
     return of_provider(said, said) or other
+
+
+def _busy(said: str) -> Failure:
+    lines = [line for line in said.splitlines() if line.strip() and not line.startswith("hermes-refusal-reason")]
+    return Failure("hermes_session_busy", "\n".join(lines) or said, True)
 
 
 def _unknown_session(message: str) -> Failure:
