@@ -335,6 +335,15 @@ async def test_calls_that_cannot_begin(hermes: Hermes, variable: str, code: str,
     assert ran.text == ""
 
 
+async def test_a_configuration_that_cannot_be_read_is_told(hermes: Hermes) -> None:
+    """Hermes goes on with its defaults then, and says so among other things."""
+    hermes.env["STAND_IN_UNCONFIGURED"] = "\x1b[33mconfig.yaml has an error in line 2\x1b[0m"
+    failure = (await hermes.run("say:x")).call.verdict()
+    assert failure is not None
+    assert failure.code == "not_configured"
+    assert failure.message.endswith("run `hermes setup`. config.yaml has an error in line 2")
+
+
 async def test_an_unknown_session(hermes: Hermes) -> None:
     assert (await hermes.run("say:x", resume="gone")).code == "hermes_session_not_found"
 

@@ -1,4 +1,4 @@
-"""Hermes for Python callers: what ``chat`` and ``chat_stream`` share, results, failures, asks, leaving early."""
+"""Hermes for Python callers: what ``chat`` and ``chat_stream`` share, results, failures, leaving early."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
 
 from tests.servers import eventually
-from tests.workers.fake_api import KEY, FakeApi, Until, delta, tool
+from tests.workers.calling import client, streamed
 from tests.workers.fake_hermes import SESSION
 from tests.workers.installed import Installed
-from workers.hermes.calls import Ask
-from workers.hermes.client import HermesClient, HermesRunResult, HermesStreamEvent
+from workers.hermes.client import HermesClient, HermesStreamEvent
 from workers.hermes.command import Call, RefusedCall, Unavailable
 from workers.hermes.process import NotStarted
 
@@ -31,22 +28,6 @@ async def hermes(tmp_path: Path) -> AsyncIterator[Installed]:
     hermes = Installed(tmp_path)
     yield hermes
     assert hermes.left == []
-
-
-def client(hermes: Installed, mode: str = "auto", **settings: Any) -> HermesClient:
-    return HermesClient(hermes.settings(mode=mode, **settings), environ=hermes.env)
-
-
-async def streamed(client: HermesClient, call: Call | str, **options: Any) -> tuple[list[str], HermesRunResult]:
-    """The tokens and the result: exactly one, at the end."""
-    async with asyncio.timeout(30), aclosing(client.chat_stream(call, **options)) as stream:
-        events = [event async for event in stream]
-    assert [event.event for event in events] == ["token"] * (len(events) - 1) + ["done"]
-    assert all((event.token is None) is (event.event == "done") for event in events)
-    result = events[-1].result
-    assert result is not None
-    assert all(event.result is None for event in events[:-1])
-    return [event.token or "" for event in events[:-1]], result
 
 
 async def echoed(client: HermesClient, **options: Any) -> list[dict[str, Any]]:
@@ -198,84 +179,6 @@ async def test_what_cannot_be_started_is_raised(hermes: Installed, tmp_path: Pat
     with pytest.raises(Unavailable):
         await streamed(client(hermes, "bridge"), "say:x")
     assert hermes.asked == []
-
-
-# Asks.
-
-
-async def test_approvals_and_questions_are_answered_by_the_caller(hermes: Installed) -> None:
-    asked = []
-
-    async def answering(ask: Ask) -> str:
-        asked.append((ask.kind, ask.payload.get("command") or ask.payload.get("question")))
-        return "session" if ask.kind == "approval" else "green"
-
-    _, result = await streamed(client(hermes), "approve:rm clarify:which?", answering=answering)
-    assert result.reply == "session;green;"
-    assert asked == [("approval", "rm"), ("question", "which?")]
-
-
-async def test_without_somebody_to_answer_tools_run_unasked_and_questions_go_unanswered(hermes: Installed) -> None:
-    _, result = await streamed(client(hermes), "approve:rm clarify:which?")
-    assert result.reply.startswith("yolo;[Nobody answered")
-
-
-async def test_asked_for_without_somebody_to_answer_everything_is_denied(hermes: Installed) -> None:
-    _, result = await streamed(client(hermes), Call("approve:rm", yolo=False))
-    assert result.reply == "deny;"
-    with pytest.raises(RefusedCall, match="cannot ask"):
-        await client(hermes).chat(Call("x", yolo=False))
-
-
-async def test_a_caller_who_takes_his_time_is_no_silence(hermes: Installed) -> None:
-    async def answering(ask: Ask) -> str:
-        await asyncio.sleep(1.5)
-        return "once"
-
-    _, result = await streamed(client(hermes, silence=1.0), "approve:rm", answering=answering)
-    assert (result.failure, result.reply) == (None, "once;")
-
-
-async def test_what_the_caller_raises_ends_the_call_and_is_raised(hermes: Installed) -> None:
-    async def answering(ask: Ask) -> str:
-        raise LookupError("who is that?")
-
-    with pytest.raises(LookupError, match="who is that"):
-        await streamed(client(hermes), "approve:rm wait", answering=answering)
-    assert hermes.left == []
-
-
-async def test_a_question_that_is_open_when_the_call_ends_is_dropped(hermes: Installed) -> None:
-    dropped = asyncio.Event()
-
-    async def answering(ask: Ask) -> str:
-        try:
-            await asyncio.sleep(600)
-        finally:
-            dropped.set()
-        return "never"
-
-    _, result = await streamed(client(hermes, timeout=3.0), "approve:rm", answering=answering)
-    assert result.failure is not None
-    assert result.failure.code == "hermes_timeout"
-    assert dropped.is_set()
-
-
-async def test_mode_api_asks_too_and_its_server_is_kept_for_the_next_call(hermes: Installed) -> None:
-    asked = {"event": "approval.request", "command": "rm", "choices": ["once", "deny"], "request_id": "r1"}
-    answered = Until(lambda run: bool(run.posted("approval")))
-    async with FakeApi() as api:
-        api.script = [delta("a"), *tool(), asked, answered, delta("b"), {"event": "run.completed", "output": "b"}]
-        made = client(hermes, "api", api_url=api.url, api_key=SecretStr(KEY))
-
-        async def answering(ask: Ask) -> str:
-            return "once"
-
-        for _ in range(2):
-            _, result = await streamed(made, "x", answering=answering)
-            assert (result.mode, result.transcript, result.failure) == ("api", "ab", None)
-        assert [run.posted("approval")[0]["choice"] for run in api.runs] == ["once", "once"]
-        await made.aclose()
 
 
 # Leaving early.

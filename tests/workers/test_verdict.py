@@ -190,6 +190,16 @@ def test_a_session_that_is_in_use_is_told_in_words_for_people() -> None:
         assert failure.message == f"{OWNED}\nDetails: session x opened by cli 0m ago."
 
 
+@pytest.mark.parametrize("program", ["hermes", "hermes chat"])
+def test_arguments_that_hermes_does_not_take_are_nobody_elses_fault(program: str) -> None:
+    usage = "usage: hermes [-h] [--provider PROVIDER] [--resume SESSION]\n  [--no-session] hermes setup: no API keys\n"
+    failure = judge(_Seen(), 2, f"{usage}{program}: error: unrecognized arguments: --bogus\n")
+    assert failure is not None
+    assert (failure.code, failure.retryable) == ("hermes_failed", False)
+    assert failure.message.endswith("unrecognized arguments: --bogus")
+    assert "usage" not in failure.message
+
+
 def test_what_may_go_better_another_time_is_retryable() -> None:
     for exit_code in (None, 130, -9):
         failure = judge(_Seen(answered=True), exit_code, "")

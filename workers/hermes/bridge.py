@@ -417,7 +417,8 @@ class Hermes:
         configured = getattr(self.main, "_has_any_provider_configured", None)
         if configured is not None and not configured():
             # Where its configuration cannot be read, Hermes goes on without, and has said so.
-            message = f"no provider is configured in this Hermes home: run `hermes setup`. {printed.text[-_SAID:]}"
+            about = printed.text[-_SAID:] if "config.yaml" in printed.text else ""
+            message = f"no provider is configured in this Hermes home: run `hermes setup`. {about}"
             raise Refused("not_configured", message.strip())
         arguments = argparse.Namespace(
             command="chat", query=call["prompt"], toolsets=",".join(call.get("toolsets") or ()) or None

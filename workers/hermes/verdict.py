@@ -45,7 +45,9 @@ _BUSY = re.compile(
     re.IGNORECASE,
 )
 _CRASHES = frozenset({-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS})
+_BAD_USAGE = 2
 _NOT_SET_UP = re.compile(r"isn't configured|not configured|hermes setup|no api keys?|credentials", re.IGNORECASE)
+_USAGE = re.compile(r"^hermes[\w ]*: error: (.+)", re.MULTILINE)
 _NO_FORMAT = re.compile(r"unrecognized arguments:.*--format|invalid choice: '?stream-json", re.IGNORECASE)
 
 
@@ -118,6 +120,9 @@ def _of_words(seen: Seen, exit_code: int, stderr: str) -> Failure:
         return Failure("hermes_too_old", "this Hermes has no `--format stream-json`: install a newer one")
     if _BUSY.search(said):
         return _busy(said)
+    if exit_code == _BAD_USAGE and (found := _USAGE.search(stderr)):
+        # Its help, printed ahead, names all that there is: providers, sessions, credentials.
+        return Failure("hermes_failed", f"Hermes does not take its arguments (see HERMES_STREAM_ARGS): {found[1]}")
     if _NO_SESSION.search(said):
         return _unknown_session(_last_words(stderr) or seen.guidance)
     if _STATUS.search(said) and (failure := of_provider(said, seen.guidance or said)):

@@ -13,4 +13,6 @@ if os.environ.get("STAND_IN_DIES"):
 
 
 def _has_any_provider_configured() -> bool:
-    return not os.environ.get("STAND_IN_UNCONFIGURED")
+    if told := os.environ.get("STAND_IN_UNCONFIGURED", ""):
+        print(told)
+    return not told
