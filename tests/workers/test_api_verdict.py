@@ -77,7 +77,11 @@ def test_how_a_run_can_fail(end: dict[str, Any], code: str, retryable: bool) -> 
 
 @pytest.mark.parametrize(
     "said",
-    ["⚠️ No reply is needed.", "So.\n\n⚠️ No reply came back.", "Hermes has a maximum tool-iteration limit of 90."],
+    [
+        "⚠️ No reply: none is needed.",
+        "So.\n\n⚠️ No reply: none came back.",
+        "Hermes has a maximum tool-iteration limit of 90.",
+    ],
 )
 def test_what_the_model_said_is_no_notice_whatever_it_looks_like(said: str) -> None:
     seen, batch = _read(_delta(said), _delta("\n"), _completed(said))

@@ -323,7 +323,7 @@ def test_the_verdict(result: dict[str, Any], code: str | None, retryable: bool) 
 
 
 @pytest.mark.parametrize(
-    "said", ["⚠️ No reply is needed.", "explainer.no_reply_prefix", "Yes.\n\n⚠️ No reply came back."]
+    "said", ["⚠️ No reply: none is needed.", "explainer.no_reply_prefix", "Yes.\n\n⚠️ No reply: none came back."]
 )
 def test_what_the_model_said_is_no_notice_whatever_it_looks_like(said: str) -> None:
     lines, batch = _read(*_text(said, "\n"), _result(said))

@@ -64,6 +64,7 @@ def test_the_notice_that_there_is_no_reply() -> None:
     notice = "⚠️ No reply: the model returned empty content"
     assert is_no_reply(f"\n{notice}")
     assert not is_no_reply(f"Hermes says “{notice}”")
+    assert not is_no_reply("⚠️ No reply is needed."), "a model may say that"
     assert split_no_reply(notice) == ("", notice)
     assert split_no_reply(f"So far.\n\nAnd.\n\n{notice}") == ("So far.\n\nAnd.", notice)
     for text in ("So far.\n\nAnd.", f"{notice}\n\nis what Hermes says then.", " a \n"):

@@ -259,7 +259,7 @@ class ApiEvents:
 def _answer_of(output: str) -> str:
     """The model's own words in ``output``: Hermes appends its notices, or puts them in the place of an answer."""
     text = output.strip()
-    for mark in ("⚠️ No reply", "⚠ No reply", "explainer."):
+    for mark in ("⚠️ No reply:", "⚠ No reply:", "explainer."):
         text = text.partition(mark)[0] if text.startswith(mark) or f"\n\n{mark}" in text else text
     return text.strip()
 

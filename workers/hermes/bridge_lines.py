@@ -26,7 +26,7 @@ __all__ = ["PROTOCOL", "BridgeLines", "Hello", "call_line"]
 
 PROTOCOL = 1
 _MESSAGE_MAX = 8_000
-_NOTICE = re.compile(r"\n\n(?=⚠️? No reply)")
+_NOTICE = re.compile(r"\n\n(?=⚠️? No reply:)")
 _UNENDED = "Hermes ended before this call's result"
 
 

@@ -16,7 +16,7 @@ MESSAGE_MAX = 4_000
 """Characters of a notice that a warning keeps."""
 _LOOKED_AT = 500
 """Characters that tell: a search in a line of megabytes could take the square of its length."""
-_NO_REPLY = ("⚠️ No reply", "⚠ No reply", "explainer.no_reply_prefix")
+_NO_REPLY = ("⚠️ No reply:", "⚠ No reply:", "explainer.no_reply_prefix")
 _KNOWN: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("tirith_unavailable", re.compile(r"⚠.*\btirith\b")),
     ("approval_timeout", re.compile(r"⏱.*Timeout\b.*\bdenying\b|^cli\.approval\S*timeout")),

@@ -111,11 +111,11 @@ class OutputParser:
         return self._record(record)
 
     def _plain(self, text: str) -> list[Item]:
-        if self.structured:
-            # The model's text comes in records here: what stands between them was printed by something else.
+        if self.result is not None:
             return [warning("stray_output", text.strip())] if text.strip() else []
-        if not self._held and self._round_text:
-            return self._text(text)
+        if self.structured or (not self._held and self._round_text):
+            # Blank lines between records are no text of anybody.
+            return self._text(text) if text.strip() or not self.structured else []
         self._held.append(text)
         return self._text(self._release()) if sum(map(len, self._held)) > _HELD_MAX else []
 
