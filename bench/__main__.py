@@ -45,6 +45,7 @@ SCRIPTS = {
     "P10": "p10_commands",
     "P11": "p11_growth",
     "P12": "p12_two_gateways",
+    "P13": "p13_merge",
 }
 RESULTS = Path(__file__).parent / "results.json"
 

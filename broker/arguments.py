@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from broker.items import scrub
+
 __all__ = ["Arguments", "incomplete", "nameless", "parse_arguments", "too_deep"]
 
 _MAX_DEPTH = 200
@@ -100,6 +102,7 @@ def _repair(raw: str) -> dict[str, Any] | None:
     for candidate in _candidates(raw[start:]):
         try:
             value, _ = _lax.raw_decode(candidate)
+            value = scrub(value)  # the lax parser takes halves of characters and NaN, which JSON cannot carry
         except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):

@@ -11,6 +11,7 @@ Pure: no clock, no IO. Whoever publishes stamps ``ts``.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, TypeAlias
 
@@ -357,7 +358,9 @@ def escape(data: bytes) -> bytes:
 
 
 def scrub(value: Any) -> Any:
-    """Lone surrogates, which no UTF-8 can carry, become U+FFFD."""
+    """As it will be read back: lone surrogates, which no UTF-8 can carry, become U+FFFD; NaN and infinities null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, Mapping):

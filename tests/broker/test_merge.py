@@ -322,6 +322,12 @@ def test_broken_arguments_are_kept_raw_with_the_error_and_a_repair(
     assert error["message"]
 
 
+def test_a_repaired_candidate_can_be_stored() -> None:
+    error = parse_arguments('{"half": "\\ud83d", "none": NaN').error
+    assert error is not None
+    assert error["repair"] == {"half": "\ufffd", "none": None}
+
+
 @given(st.text(st.sampled_from('{}[]",:\\ue1-.tfné\n '), max_size=30))
 def test_parsing_raises_nothing_and_never_looks_valid_where_it_is_not(raw: str) -> None:
     value, error = parse_arguments(raw)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.items import Event, Item, MessageDelta, ToolCallDelta
+from broker.items import Annotation, Event, Item, MessageDelta, ToolCallDelta
 from workers.providers import ADAPTERS, UnknownApi, get_adapter, make_adapter
 from workers.providers.stream import ProviderStream
 
@@ -102,3 +102,11 @@ def test_adapters_are_found_by_name() -> None:
         get_adapter("openai")
     with pytest.raises(UnknownApi, match="snapshots"):
         make_adapter("ollama.chat", snapshots=True)
+
+
+def test_what_json_cannot_carry_is_in_the_items_as_it_will_be_stored() -> None:
+    """Else the worker's message would not be that of a viewer, who reads it from the log."""
+    stream = ProviderStream(make_adapter("mistral.chat"))
+    items = stream.feed(b'data: {"choices":[{"delta":{"content":[{"type":"reference","ids":[NaN,"\\ud83d"]}]}}]}\n\n')
+    (annotation,) = [item.annotation for item in items if isinstance(item, Annotation)]
+    assert annotation == {"type": "reference", "ids": [None, "\ufffd"]}
