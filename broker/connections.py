@@ -99,7 +99,9 @@ class StoreConnection(AbstractConnection):
 
     def _abort(self) -> None:
         if self._writer is not None:
-            self._writer.transport.abort()
+            # CPython's transport of a TLS connection that is lost already has no protocol any more, and says so thus.
+            with contextlib.suppress(AttributeError):
+                self._writer.transport.abort()
 
 
 class _Tcp(StoreConnection, Connection):

@@ -26,7 +26,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[FakeModel]:
-    with FakeModel() as serving:
+    # Slow enough that a busy machine still sees text while the model sends it.
+    with FakeModel(pace=0.12) as serving:
         yield serving
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from itertools import pairwise
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from broker.items import Item, MessageDelta
 from tests.workers.drawn import SESSION, events, split_everywhere, text
 from workers.hermes.quiet import QuietParser
-from workers.hermes.verdict import Failure, judge
+from workers.hermes.verdict import Failure, ended_well, judge
 
 SAID = f"\nsession_id: {SESSION}\n"
 TIRITH = "  ⚠ tirith security scanner enabled but not available — pattern matching only\r\n"
@@ -182,3 +183,23 @@ def test_whatever_stands_ahead_the_answer_behind_a_plain_line_is_whole(pieces: l
     items, failure = _parse("".join(pieces) + "The answer\nto it")
     assert text(items).endswith("The answer\nto it")
     assert failure is None or failure.code == "turn_limit"
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT])
+def test_a_crash_on_the_way_out_does_not_take_the_answer_away(number: signal.Signals) -> None:
+    parser = QuietParser()
+    parser.feed(b"The answer.\n")
+    assert ended_well(parser, -number)
+    assert [item.text for item in parser.close(succeeded=True) if isinstance(item, MessageDelta)] == ["The answer."]
+    assert judge(parser, -number, "") is None
+
+
+@pytest.mark.parametrize("output", [b"", b"The ans", b"\n"])
+def test_a_crash_before_the_answer_is_whole_is_one(output: bytes) -> None:
+    parser = QuietParser()
+    parser.feed(output)
+    assert not ended_well(parser, -signal.SIGSEGV)
+    parser.close(succeeded=False)
+    failure = judge(parser, -signal.SIGSEGV, "")
+    assert failure is not None
+    assert failure.code == "hermes_died"

@@ -39,12 +39,21 @@ class QuietParser:
     guidance: str = ""
     structured: bool = False
     error: str = ""
-    closed: bool = False
     model: str | None = None
     duration_ms: float | None = None
     result: HermesResult | None = None
     _kept: list[bytes] = field(default_factory=list)
     _size: int = 0
+    _whole: bool = False
+
+    @property
+    def closed(self) -> bool:
+        """The reply is printed in one go, at the end: where it is there and its line has ended, it is whole. What
+        becomes of the process after that (0.22.2 has been seen to crash on its way out) is no matter."""
+        return self._whole or self._is_whole(b"".join(self._kept).decode("utf-8", "replace"))
+
+    def _is_whole(self, output: str) -> bool:
+        return output.endswith("\n") and bool(self._split(output)[1].strip())
 
     def feed(self, chunk: bytes) -> list[Item]:
         room = self.limit - self._size
@@ -65,7 +74,9 @@ class QuietParser:
         return [Event(name="hermes.session", payload=payload)]
 
     def close(self, *, succeeded: bool = True) -> list[Item]:
-        items, reply = self._split(b"".join(self._kept).decode("utf-8", "replace"))
+        output = b"".join(self._kept).decode("utf-8", "replace")
+        self._whole = self._is_whole(output)
+        items, reply = self._split(output)
         self._kept.clear()
         if self._size > self.limit:
             items.append(warning("output_too_long", f"{self._size - self.limit:,} bytes of output were left out"))
