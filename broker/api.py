@@ -81,6 +81,7 @@ class Broker:
         self.queue = Queue(store)
         self.bus = Bus(store)
         self.runs = Runs(store, self.log, self.bus, self.queue)
+        self.sessions = self.runs.sessions
         self.owners = Owners(store)
         self.sweeper = Sweeper(self.runs)
         self.tail = Tail(store, settings)
@@ -171,6 +172,7 @@ class _EntriesFormat:
 
     name = "entries"
     heartbeat = ()
+    goes_on = True
 
     def opening(self, retry_ms: int) -> tuple[()]:
         return ()

@@ -7,6 +7,7 @@
     ├── BadRequest            the caller must change something
     │   ├── InvalidId, UnknownMode, InvalidItem, InvalidRequest, ItemTooBig
     ├── RunNotFound
+    ├── SessionNotFound
     ├── UnknownRequest        the run asked nothing of that id
     ├── Conflict              the state forbids it
     │   ├── RunExists, IdempotencyConflict, RunEnded, ClaimRefused, LayoutMismatch
@@ -46,6 +47,7 @@ __all__ = [
     "RunNotFound",
     "RuncastError",
     "Sealed",
+    "SessionNotFound",
     "StoreError",
     "StoreUnavailable",
     "TooManyAsks",
@@ -99,6 +101,16 @@ class RunNotFound(RuncastError):
     def __init__(self, run_id: str) -> None:
         super().__init__(f"no run {run_id!r} is known: it was never created, or its record has expired")
         self.run_id = run_id
+
+
+class SessionNotFound(RuncastError):
+    """No session of that id: it never was, or it has expired."""
+
+    code = "session_not_found"
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(f"no session {session_id!r} is known: it was never made, or it has expired")
+        self.session_id = session_id
 
 
 class UnknownRequest(RuncastError):

@@ -235,14 +235,22 @@ class Feed:
     def _overtaken(self, batch: Sequence[Entry]) -> None:
         """Retention removed what the tail had not read yet: live viewers are told."""
         requested, earliest, latest = self.window.seq, batch[0].seq, batch[-1].seq
-        for group in self.groups.values():
+        for key, group in list(self.groups.items()):
             if not is_no_loss(group.modes, earliest, latest):
                 metrics.CONTROL_FRAMES.labels("gap").inc(len(group.viewers))
                 group.write(group.format.gap(self.run_id, requested, earliest, latest))
+                if not group.format.goes_on:
+                    self._dissolve(key)
         for viewer in self.ahead:
             if viewer.seq + 1 < earliest:
                 self._tell_gap(viewer, earliest, latest)
         self.window.restart(earliest - 1)
+
+    def _dissolve(self, key: tuple[str, Mode, Framing]) -> None:
+        """End a group's viewers at once: nothing may be written behind what they got last."""
+        for viewer in self.groups.pop(key).viewers:
+            viewer.live = False
+            viewer.finish("recovery")
 
     def _end_all(self) -> None:
         self.ended = True
@@ -322,6 +330,8 @@ class Feed:
         if not is_no_loss(viewer.modes, earliest, latest):
             metrics.CONTROL_FRAMES.labels("gap").inc()
             viewer.send(viewer.format.gap(self.run_id, viewer.seq, earliest, latest))
+            if not viewer.format.goes_on:
+                viewer.finish("recovery")
         viewer.seq = earliest - 1
 
     async def _read(self, after: int, compacted: bool) -> Chunk:
@@ -435,6 +445,8 @@ class Feed:
                 self.detach(viewer)
                 metrics.CONTROL_FRAMES.labels("reset").inc()
                 viewer.send(viewer.format.reset(self.run_id, "rewound"))
+                if not viewer.format.goes_on:
+                    viewer.finish("recovery")
                 viewer.seq = viewer.hidden = 0
                 viewer.signal()
         if self.window.seq > base:

@@ -32,13 +32,14 @@ def _base32(number: int, length: int) -> str:
 
 class IdMaker:
     """Makes ``run_`` and 26 characters: 48 bits of milliseconds, 16 bits that count within one, 64 random bits.
+    ``prefix`` stands for ``run_`` where other things get such ids.
 
     Ids of one maker increase strictly, even where the clock steps back; those of several makers sort by their
     clocks. The time in an id is for sorting only: nothing is ever decided by it.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] = time.time, *, prefix: str = "run_") -> None:
+        self._clock, self._prefix = clock, prefix
         self._last = 0
 
     def __call__(self) -> str:
@@ -59,4 +60,4 @@ class IdMaker:
     def _stem(self) -> str:
         tick = int(self._clock() * 1000) * _TICKS
         self._last = max(tick + secrets.randbits(12), self._last + 1)
-        return "run_" + _base32(self._last, 13)
+        return self._prefix + _base32(self._last, 13)

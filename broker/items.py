@@ -87,6 +87,10 @@ class Item(msgspec.Struct, kw_only=True, frozen=True, tag_field="type", repr_omi
     session_id: str | UnsetType = UNSET
     truncated_bytes: int | UnsetType = UNSET
     """Set where a field was too long to be stored: how many bytes were cut (see ``broker.limits``)."""
+    source_id: str | UnsetType | None = UNSET
+    """Of a run that is relayed from another service: the id that the service gave this item, what a viewer's frame
+    carries as its id. ``None``: an item of a relayed run that the service knows nothing of; its frame has no id, since
+    one of ours would be no position in the service's log. Unset: a run of ours, whose ids are ``run_id:seq``."""
 
 
 class _Delta(Item, kw_only=True, frozen=True):
@@ -125,12 +129,16 @@ class Annotation(_Delta, kw_only=True, frozen=True, tag="annotation"):
 
 
 class Message(Item, kw_only=True, frozen=True, tag="message"):
-    """The merged message of one round (one choice): ``{role, content: [blocks], …}``, unknown fields kept."""
+    """The merged message of one round (one choice): ``{role, content: [blocks], …}``, unknown fields kept.
+
+    ``interim``: another round follows, though the message has no tool call in it that would say so.
+    """
 
     MODES: ClassVar[Mode] = Mode.MESSAGES | Mode.EVENTS
     round: int = 1
     choice: int | UnsetType = UNSET
     message: dict[str, Any]
+    interim: bool | UnsetType = UNSET
 
 
 class ToolCallDelta(_Delta, kw_only=True, frozen=True, tag="tool_call.delta"):
@@ -160,14 +168,20 @@ class ToolProgress(_Tool, kw_only=True, frozen=True, tag="tool.progress"):
 
 
 class ToolCompleted(_Tool, kw_only=True, frozen=True, tag="tool.completed"):
+    """``args`` repeats what the call was started with, shortened: who comes late has not seen its start."""
+
     result: Any = None
     duration_ms: float | None = None
+    args: Any = UNSET
 
 
 class ToolFailed(_Tool, kw_only=True, frozen=True, tag="tool.failed"):
+    """``args`` as in ``ToolCompleted``."""
+
     error: str
     result: Any = UNSET
     duration_ms: float | None = None
+    args: Any = UNSET
 
 
 class Usage(Item, kw_only=True, frozen=True, tag="usage"):
@@ -343,7 +357,7 @@ _STORED: dict[type, tuple[str, int]] = {
     c: (n, len(b'{"type":"%b",' % n.encode())) for n, c in TYPES.items() if n != "event"
 }
 """Class → type, and where its encoding goes on behind the tag, which is not stored."""
-_ENVELOPE = ("ts", "component_id", "parent_run_id", "session_id", "truncated_bytes")
+_ENVELOPE = ("ts", "component_id", "parent_run_id", "session_id", "truncated_bytes", "source_id")
 
 
 def escape(data: bytes) -> bytes:
@@ -472,6 +486,7 @@ class _Envelope(msgspec.Struct):
     component_id: str
     parent_run_id: str | UnsetType = UNSET
     session_id: str | UnsetType = UNSET
+    source_id: str | UnsetType | None = UNSET
 
 
 _envelope_decoder = msgspec.json.Decoder(_Envelope)

@@ -1,7 +1,7 @@
 """Every key name, and the partition of a run.
 
 A run's partition is ``crc32(run_id) mod P``; the partition number is the keys' hash tag, so all keys that one
-script touches lie in one Cluster slot (source: docs/protocol.md, “Redis”).
+script touches lie in one Cluster slot (source: docs/protocol.md, “Redis”). A session has a slot of its own, by its id.
 """
 
 from __future__ import annotations
@@ -32,6 +32,14 @@ class Keys:
     def secret(self) -> bytes:
         return self._prefix + b"secret"
 
+    def logged_out(self, nonce: str) -> bytes:
+        """A login that was ended before its time."""
+        return self._prefix + b"login:out:" + nonce.encode()
+
+    def login_tries(self, who: str) -> bytes:
+        """How often the password was tried from one address."""
+        return self._prefix + b"login:tries:" + who.encode()
+
     def run(self, run_id: str) -> bytes:
         return self._tag(self.partition(run_id)) + b"run:" + run_id.encode()
 
@@ -40,6 +48,9 @@ class Keys:
 
     def control(self, run_id: str) -> bytes:
         return self.run(run_id) + b":control"
+
+    def ids(self, run_id: str) -> bytes:
+        return self.run(run_id) + b":ids"
 
     def owners(self, run_id: str) -> bytes:
         return self.run(run_id) + b":owners"
@@ -61,3 +72,30 @@ class Keys:
 
     def queue(self, name: str) -> bytes:
         return self._prefix + b"queue:" + name.encode()
+
+    def session(self, session_id: str) -> bytes:
+        """What is known of a session: a hash."""
+        return self._session(session_id) + b"session"
+
+    def session_runs(self, session_id: str) -> bytes:
+        """Its runs, by creation: a sorted set."""
+        return self._session(session_id) + b"runs"
+
+    def session_open(self, session_id: str) -> bytes:
+        """Those that have not ended: a sorted set."""
+        return self._session(session_id) + b"open"
+
+    def session_messages(self, session_id: str) -> bytes:
+        """How many messages each ended run has: a hash."""
+        return self._session(session_id) + b"messages"
+
+    def session_events(self, session_id: str) -> bytes:
+        """Its channel: a capped stream."""
+        return self._session(session_id) + b"events"
+
+    def _session(self, session_id: str) -> bytes:
+        return b"%b{s:%b}:" % (self._prefix, session_id.encode())
+
+    def sessions(self, name: str) -> bytes:
+        """Of all sessions together: ``index``, ``changes``, ``version``, ``followed``."""
+        return self._prefix + b"{sessions}:" + name.encode()

@@ -37,7 +37,7 @@ _SPLIT = {
     "tool_call.delta": "arguments",
 }
 _ONLY_FIRST = frozenset({"name"})
-_ONLY_LAST = frozenset({"signature", "redacted", "truncated_bytes"})
+_ONLY_LAST = frozenset({"signature", "redacted", "truncated_bytes", "source_id"})
 _MARK = len(b',"truncated_bytes":') + 20
 _DEEPEST = 32
 """Levels that are cut part by part. What lies deeper is replaced by its JSON text, cut."""

@@ -40,6 +40,8 @@ class LogState(NamedTuple):
     first: int
     last: int
     bytes: int
+    relayed: bool = False
+    """Relayed from another service, whose ids its items have: look an unknown cursor up with ``RunLog.seq_of``."""
 
     @property
     def is_ended(self) -> bool:
@@ -80,6 +82,7 @@ class RunLog:
             self._keys.control(run_id),
             self._keys.live(p),
             self._keys.bus(p),
+            self._keys.ids(run_id),
         )
         args: list[Any] = [run_id, owner, epoch, first_seq]
         for item in items:
@@ -111,12 +114,34 @@ class RunLog:
 
         Raises ``RunNotFound``.
         """
-        fields = (b"HMGET", self._keys.run(check_id(run_id)), *_STATE)
-        (status, *numbers), kept = await self._store.pipeline([fields, (b"XLEN", self._keys.items(run_id))])
+        fields = (b"HMGET", self._keys.run(check_id(run_id)), b"source", *_STATE)
+        (source, status, *numbers), kept = await self._store.pipeline([fields, (b"XLEN", self._keys.items(run_id))])
         if status is None:
             raise RunNotFound(run_id)
         epoch, rewound_to, first, last, size = map(int, numbers)
-        return LogState(status.decode(), epoch, rewound_to, first if kept else last + 1, last, size)
+        relayed = source is not None
+        return LogState(status.decode(), epoch, rewound_to, first if kept else last + 1, last, size, relayed)
+
+    async def seq_of(self, run_id: str, source_id: str) -> int | None:
+        """The seq of the item to which a service gave that id; ``None``: no such id, or the run is not relayed.
+
+        Ask it for runs whose ``LogState.relayed`` (``RunRecord.source is not None``) says so, with any id that a client
+        sends: nothing about its form is assumed. Of several items with one id it is the newest. The seq may lie before
+        the first kept item by one (nothing is missed then), never further: older ids are forgotten with their items.
+
+        A client that counts by what stands behind the id's last ``:`` sends that number as a seq beside the id. It is
+        a seq of the service's then, which need not be ours: where an id that is known here ends in that number, the
+        item with the id is meant. Any other number is one of our seqs.
+        """
+        score = await self._store.call(
+            b"ZSCORE", self._keys.ids(check_id(run_id)), source_id.encode("utf-8", "replace")
+        )
+        return None if score is None else int(float(score))
+
+    async def source_ids(self, run_id: str) -> list[str]:
+        """All ids that ``seq_of`` knows, by their seqs."""
+        ids = await self._store.call(b"ZRANGE", self._keys.ids(check_id(run_id)), 0, -1)
+        return [id_.decode() for id_ in ids]
 
     async def bounds(self, run_id: str) -> tuple[RunRecord, int]:
         """The record and the first kept seq (``last + 1`` where nothing is kept), of one moment.

@@ -120,6 +120,9 @@ class RunRecord(msgspec.Struct, kw_only=True, frozen=True):
     queue: str
     queue_entry: str
     asks: tuple[OpenAsk, ...] = ()
+    source: str | None = None
+    """Of a run that is relayed from another service: where its worker stands there, in the runner's own words.
+    ``None``: the run is not relayed, or its worker has not reached the service yet."""
 
     @property
     def ended_(self) -> bool:
@@ -175,6 +178,7 @@ def _parse(run_id: str, fields: Mapping[bytes, bytes]) -> RunRecord:
         queue=fields[b"queue"].decode(),
         queue_entry=fields[b"queue_entry"].decode(),
         asks=_asks(fields),
+        source=fields[b"source"].decode() if b"source" in fields else None,
     )
 
 

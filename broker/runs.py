@@ -18,6 +18,7 @@ from broker.errors import (
     Fenced,
     IdempotencyConflict,
     InvalidRequest,
+    RuncastError,
     RunEnded,
     RunExists,
     RunNotFound,
@@ -34,6 +35,7 @@ from broker.records import Beat, RunRecord, Settled, Standing, pairs, parse_reco
 from broker.redis import Store
 from broker.requests import RunRequest
 from broker.scripts import SCRIPTS
+from broker.sessions import Sessions
 from broker.settings import Settings
 
 __all__ = ["Beat", "Page", "RunRecord", "Runs"]
@@ -57,6 +59,7 @@ class Runs:
     def __init__(self, store: Store, log: RunLog, bus: Bus, queue: Queue) -> None:
         self.store, self.log, self.bus, self.queue = store, log, bus, queue
         self.asks = Asks(store)
+        self.sessions = Sessions(store)
         self._keys = store.keys
         self._settings = store.settings
         self._new_id = IdMaker()
@@ -75,6 +78,7 @@ class Runs:
         With ``idempotency_key`` the same request of the same principal makes one run however often it comes, and
         mends a run that never reached the queue. The record comes first, then the queue's entry; where the latter
         fails, or the process dies between, the run is queued by the sweep. ``enqueue=False``: the caller claims it.
+        Its session, where it names one, is told last; that is mended by whoever follows the bus.
 
         Raises ``InvalidRequest``, ``ItemTooBig``, ``RunExists``, ``IdempotencyConflict``.
         """
@@ -94,7 +98,15 @@ class Runs:
                 await self._enqueue(record, record.attempt)
             except StoreUnavailable as error:
                 _log.warning("run %s waits for the sweep to queue it: %s", record.run_id, error)
+        await self._join_session(record)
         return record, created
+
+    async def _join_session(self, record: RunRecord) -> None:
+        """Tell the run's session of it. Where that fails, whoever follows the bus does it later."""
+        try:
+            await self.sessions.fold(record)
+        except RuncastError as error:
+            _log.warning("run %s is not in its session yet: %s", record.run_id, error)
 
     async def _create_once(self, request: RunRequest, key: str, principal: str) -> tuple[RunRecord, bool]:
         whose = principal.encode()
@@ -165,7 +177,7 @@ class Runs:
         record = await self.get(run_id)
         partial = await self._partial(record) if record.status == "queued" else None
         p = self._keys.partition(run_id)
-        keys = [*self._own_keys(run_id), self._keys.live(p), self._keys.bus(p)]
+        keys = [*self._own_keys(run_id), self._keys.live(p), self._keys.bus(p), self._keys.ids(run_id)]
         fence = cancelled_fence(record, partial, self._settings.item_max_bytes)
         reply = await self.store.script(SCRIPTS["cancel"], keys, [run_id, fence])
         if reply[0] == b"NOTFOUND":
@@ -217,6 +229,13 @@ class Runs:
         reply = await self._beat(run_id, [run_id, owner, epoch, b"rewound"])
         return int(reply[2]), int(reply[1])
 
+    async def keep_source(self, run_id: str, owner: str, epoch: int, source: str) -> None:
+        """Keep in the record where the owner stands in what it relays, for the next attempt: ``RunRecord.source``.
+
+        The text is the runner's own. A beat besides; repeatable. Raises ``RunNotFound``, ``Fenced``, ``Sealed``.
+        """
+        await self._beat(run_id, [run_id, owner, epoch, b"source", source])
+
     async def _beat(self, run_id: str, args: Sequence[Any]) -> Sequence[Any]:
         reply: Sequence[Any] = await self.store.script(SCRIPTS["beat"], [self._keys.run(check_id(run_id))], args)
         match reply[0]:
@@ -258,6 +277,7 @@ class Runs:
     async def _take_over(self, run_id: str, owner: str, beat: str, failed: bytes, cancelled: bytes) -> Sequence[Any]:
         p = self._keys.partition(run_id)
         keys = [*self._own_keys(run_id), self._keys.live(p), self._keys.runs(p), self._keys.bus(p)]
+        keys.append(self._keys.ids(run_id))
         args: list[Any] = [run_id, owner, beat, self._settings.max_attempts, failed, cancelled]
         reply: Sequence[Any] = await self.store.script(SCRIPTS["takeover"], keys, args)
         return reply

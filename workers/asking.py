@@ -22,6 +22,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from msgspec import UNSET
+
 from broker.asks import Asked, How, Kind
 from broker.errors import (
     AlreadyAnswered,
@@ -68,6 +70,9 @@ class _Ask:
     free: bool
     timeout: float
     otherwise: str
+    source_id: str | None = None
+    said: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when its item was emitted, or never will be."""
     request_id: str = field(default_factory=lambda: f"ask_{secrets.token_hex(8)}")
     deadline: float = 0.0
     answer: Answer | None = None
@@ -149,12 +154,16 @@ class Asking:
         free: bool,
         timeout: float | None,
         otherwise: str,
+        source_id: str | None = None,
+        said: asyncio.Event | None = None,
     ) -> Answer:
         """See ``RunContext.ask``."""
+        said = said or asyncio.Event()
         if self._stopped:
+            said.set()
             return Answer(otherwise, "stopped")
         seconds = self._settings.input_timeout if timeout is None else timeout
-        ask = _Ask(kind, dict(payload), tuple(dict.fromkeys(choices)), free, seconds, otherwise)
+        ask = _Ask(kind, dict(payload), tuple(dict.fromkeys(choices)), free, seconds, otherwise, source_id, said)
         # A task of its own: a runner that gives up waiting must not leave an ask open behind it.
         task = asyncio.create_task(self._run(ask), name=f"ask {ask.request_id}")
         self._tasks.add(task)
@@ -210,6 +219,7 @@ class Asking:
             self._broke(gone)
             raise gone from error
         finally:
+            ask.said.set()
             metrics.INPUT_OPEN.dec()
             del self._open[ask.request_id]
 
@@ -223,6 +233,7 @@ class Asking:
         ask.deadline = time.monotonic() + ask.timeout
         metrics.INPUT_ASKED.labels(ask.kind).inc()
         await self._emit(_asked_item(ask, asked))
+        ask.said.set()
         answer = await self._answer(ask)
         metrics.INPUT_SETTLED.labels(ask.kind, answer.how).inc()
         said = {"request_id": ask.request_id, "kind": ask.kind, "answer": answer.value, "how": answer.how}
@@ -285,7 +296,8 @@ def _asked_item(ask: _Ask, asked: Asked) -> Event:
         "timeout_s": ask.timeout,
         "expires_at": asked.expires_at,
     }
-    return Event(name=_ASKED[ask.kind], payload={**ask.payload, **ours})
+    source_id = UNSET if ask.source_id is None else ask.source_id
+    return Event(name=_ASKED[ask.kind], payload={**ask.payload, **ours}, source_id=source_id)
 
 
 def _answer_of(settled: Settled) -> Answer:

@@ -28,6 +28,7 @@ from broker.records import Beat, RunRecord
 from broker.requests import RunInput, RunRequest
 from workers import metrics
 from workers.asking import Answer, StoredAsks
+from workers.mirror import Mirror
 from workers.runner import Outcome, RunContext, Runner, RunnerFailed
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Execution:
             settings=broker.settings,
             publish=self._publish,
             asks=StoredAsks(broker.runs, record.run_id, record.owner, lambda: self.publisher.epoch),
+            mirror=self._mirror(broker, record) if getattr(runner, "mirrors", False) else None,
         )
         self._control: Subscription | None = None
         self._task: asyncio.Task[Outcome] | None = None
@@ -90,6 +92,17 @@ class Execution:
             # Made by another version. It cannot run here, and still has to get its fence.
             self._unreadable = str(error)
             return RunRequest(runner=self.runner_name, input=RunInput(message=""))
+
+    def _mirror(self, broker: Broker, record: RunRecord) -> Mirror:
+        return Mirror(
+            broker.runs,
+            broker.log,
+            record,
+            broker.settings,
+            flush=lambda: self.publisher.flush(),  # not bound: there may be another publisher by then
+            epoch=lambda: self.publisher.epoch,
+            broke=lambda error: self.context.break_off(error),
+        )
 
     @property
     def _stop_grace(self) -> float:
@@ -191,7 +204,9 @@ class Execution:
 
     async def _outcome(self) -> Outcome:
         if self._record.cancel_requested:
-            return _stopped("cancelled")
+            if self._record.source is None or self.context.mirror is None:
+                return _stopped("cancelled")
+            self.context.request_stop("cancelled")  # the runner has to tell the service
         self._listen()
         await self._open()
         if self._unreadable:
@@ -205,7 +220,13 @@ class Execution:
         return self._judge(self._task)
 
     async def _open(self) -> None:
-        emit = self.context.emit
+        emit, mirror = self.context.emit, self.context.mirror
+        if mirror is not None:
+            if mirror.source is not None:
+                self.context.recall(await mirror.items())
+                return
+            if self.attempt == 1:
+                return
         if self.attempt > 1:
             await emit(Event(name="run.restarted", payload={"attempt": self.attempt}))
         payload: dict[str, object] = {"runner": self.runner_name, "worker": self._worker, "attempt": self.attempt}

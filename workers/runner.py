@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -24,7 +24,9 @@ from broker.items import FENCES, Cancelled, Failed, Final, Item, Raw
 from broker.requests import RunRequest
 from broker.settings import Settings
 from workers.asking import Answer, Asking, AskStore
+from workers.mirror import Mirror, mirrored
 from workers.rounds import Rounds
+from workers.tool_args import ToolArgs
 
 __all__ = ["GROUP", "Answer", "Outcome", "RunContext", "Runner", "RunnerFailed", "load_runners"]
 
@@ -52,6 +54,8 @@ class Runner(Protocol):
     is set; ``stop_grace`` (optional, seconds, 10) later it is cancelled. The fence is written as soon as ``run`` has
     returned, or at the end of that grace, so what takes time and makes no item belongs into ``context.defer``.
 
+    ``mirrors`` (optional, False): it relays runs of another service, see ``workers.mirror``.
+
     ``aclose`` (optional, a coroutine) is called once, when the worker ends, after the last run.
     """
 
@@ -73,6 +77,7 @@ class RunContext:
         settings: Settings,
         publish: Callable[[Item | Raw], Awaitable[None]],
         asks: AskStore | None = None,
+        mirror: Mirror | None = None,
     ) -> None:
         self.run_id, self.attempt, self.request = run_id, attempt, request
         self.session_id, self.settings = session_id, settings
@@ -82,11 +87,14 @@ class RunContext:
         self.hurry = False
         """The worker does not wait: end what is left without grace."""
         self.hermes_session_id: str | None = None
+        self.mirror = mirror
+        """Of a runner that ``mirrors``: where it stood, and how to keep where it stands."""
         self.broken: RuncastError | None = None
         """Why nothing can be published any more, once that is so."""
         self._publish = publish
         self._asking = None if asks is None else Asking(asks, settings, emit=self.emit, broke=self.break_off)
         self._rounds = Rounds()
+        self._args = ToolArgs()
         self._deferred: list[Callable[[], Awaitable[None]]] = []
 
     async def emit(self, item: Item | Raw) -> None:
@@ -101,7 +109,7 @@ class RunContext:
             raise InvalidItem(f"a runner returns its outcome, it does not emit {type_!r}")
         round_ = _round_of(item, type_)
         if round_ is not None and round_ > self._rounds.current:
-            await self.end_round()
+            await self._close_round(interim=True)
             self._rounds.current = round_
         if type_ == "message":
             for event in self._rounds.mismatch(item):
@@ -110,8 +118,11 @@ class RunContext:
 
     async def end_round(self) -> None:
         """Emit the merged ``message`` of the round under way, if it has content and was not closed yet."""
+        await self._close_round()
+
+    async def _close_round(self, *, interim: bool = False) -> None:
         for message in self._rounds.closing():
-            await self._put(message)
+            await self._put(msgspec.structs.replace(message, interim=True) if interim else message)
 
     async def ask(
         self,
@@ -122,6 +133,8 @@ class RunContext:
         free: bool = False,
         timeout: float | None = None,
         otherwise: str,
+        source_id: str | None = None,
+        said: asyncio.Event | None = None,
     ) -> Answer:
         """Ask a person, and wait for the answer. Several may be open at once.
 
@@ -129,7 +142,8 @@ class RunContext:
         ``choices`` are answers that are allowed; with ``free`` any other text is, too. Where nobody answers within
         ``timeout`` seconds (``None``: ``settings.input_timeout``), or the run is to stop, it is ``otherwise``.
 
-        Items: ``approval.requested`` or ``question.asked``, then ``input.answered``. Cancelled, the ask is closed, and
+        Items: ``approval.requested`` or ``question.asked`` (with ``source_id``, if given; ``said`` is set as soon as it
+        was emitted, or cannot be any more), then ``input.answered``. Cancelled, the ask is closed, and
         that item follows. While the store is away it waits. Raises ``InvalidItem`` (nobody could answer that),
         ``TooManyAsks``, and what ends the run, as ``emit`` does.
         """
@@ -137,7 +151,16 @@ class RunContext:
             raise RunnerFailed("input_unavailable", "nobody can be asked here: this run has no store")
         if self.broken is not None:
             raise self.broken
-        return await self._asking.ask(kind, payload, choices=choices, free=free, timeout=timeout, otherwise=otherwise)
+        return await self._asking.ask(
+            kind,
+            payload,
+            choices=choices,
+            free=free,
+            timeout=timeout,
+            otherwise=otherwise,
+            source_id=source_id,
+            said=said,
+        )
 
     def defer(self, cleanup: Callable[[], Awaitable[None]]) -> None:
         """Have ``cleanup`` awaited after the fence was written, whichever it was. The last deferred comes first."""
@@ -193,11 +216,20 @@ class RunContext:
             except Exception:
                 log.exception("cleaning up after run %s failed", self.run_id)
 
+    def recall(self, items: Iterable[Item | Raw]) -> None:
+        """What earlier attempts of a relayed run emitted: it counts on."""
+        for item in items:
+            self._rounds.add(item)
+        self._rounds.current = max(self._rounds.current, self._rounds.merger.rounds)
+
     # Inside.
 
     async def _put(self, item: Item | Raw) -> None:
         if self.broken is not None:
             raise self.broken
+        item = self._args.told(item)
+        if self.mirror is not None and not mirrored(item):
+            item = _without_source(item)
         try:
             await self._publish(item)
         except (Fenced, Sealed, StoreUnavailable) as error:
@@ -207,6 +239,12 @@ class RunContext:
 
 
 _ROUNDED = frozenset({"message.delta", "reasoning.delta", "refusal.delta", "annotation", "tool_call.delta", "message"})
+
+
+def _without_source(item: Item | Raw) -> Item | Raw:
+    if isinstance(item, Raw):
+        return Raw(item.type, {**item.fields, "source_id": None})
+    return msgspec.structs.replace(item, source_id=None)
 
 
 def _round_of(item: Item | Raw, type_: str) -> int | None:

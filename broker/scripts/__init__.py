@@ -14,7 +14,7 @@ from importlib import resources
 
 __all__ = ["SCRIPTS", "Script", "load"]
 
-_NAMES = ("create", "claim", "append", "beat", "takeover", "cancel", "ask", "answer")
+_NAMES = ("create", "claim", "append", "beat", "takeover", "cancel", "ask", "answer", "session", "sessions")
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,14 @@
 -- append: the only writer of an items stream. It checks everything, then writes everything: a batch is stored whole
 -- or not at all, so a writer may repeat a call whose reply it did not get.
 --
--- KEYS  1 record   2 items   3 control   4 live   5 bus
+-- KEYS  1 record   2 items   3 control   4 live   5 bus   [6 ids: where items have a source_id]
 -- ARGV  1 run id   2 owner   3 epoch   4 seq of the first item   then, for each item: t (type), d (JSON)
 --       t matches [a-z_.]{1,64} and is none of end, reset, gap, cursor, open, error.
 --       d is one JSON object, UTF-8, beginning {"ts": and a number, in seconds; no CR, LF or other control byte in
 --       it; no run_id and no seq at its top level, since they are spliced in front of it when it is sent.
 --       U+0085, U+2028 and U+2029 in it are stored escaped: many clients take them for the end of a line.
+--       A source_id in d, the id that a service gave the item, is null or 1 to 256 printable ASCII characters without a
+--       blank at either end; `ids` leads from it to the seq, from that of the newest item where several have it.
 --       final, failed and cancelled are fences: one, as the last item of the run, and so of its batch.
 -- Reply, in the order of the checks:
 --       {"NOTFOUND"}                     no such run
@@ -108,18 +110,36 @@ local function wrong_object(d)
   elseif object.run_id ~= nil or object.seq ~= nil then
     return 'd must not have run_id or seq: they are added when it is sent'
   end
+  return nil, object.source_id
+end
+
+local function wrong_source(id)
+  if id == nil or id == cjson.null then
+    return nil
+  elseif type(id) ~= 'string' or #id > 256 or not find(id, '^[!-~]') or find(id, '[^ -~]') or find(id, ' $') then
+    return 'source_id must be null or 1 to 256 printable ASCII characters, no blank at either end'
+  end
 end
 
 local usage, cost
+local ids = {} -- score, member, …
 local function first_fault()
   local known = {}
   for i = from, #ARGV, 2 do
     local t, d = ARGV[i], ARGV[i + 1]
-    local reason = (not known[t] and wrong_type(t, i + 1 == #ARGV)) or (odd[i + 1] and wrong_object(d))
+    local reason, source_id = not known[t] and wrong_type(t, i + 1 == #ARGV) or nil, nil
+    if not reason and odd[i + 1] then
+      reason, source_id = wrong_object(d)
+      reason = reason or wrong_source(source_id)
+    end
     if reason then
       return { 'BADITEM', first + (i - 5) / 2, reason }
     end
     known[t] = true
+    if type(source_id) == 'string' then
+      ids[#ids + 1] = first + (i - 5) / 2
+      ids[#ids + 1] = source_id
+    end
     if t == 'usage' then
       usage = d
     elseif t == 'cost' then
@@ -151,6 +171,16 @@ for i = from, #ARGV, 2 do
   call('XADD', KEYS[2], seq .. '-0', 't', ARGV[i], 'd', odd[i + 1] or ARGV[i + 1])
 end
 
+local ids_key = KEYS[6]
+if ids_key then
+  if last == 0 then
+    call('DEL', ids_key) -- of an earlier run under this id
+  end
+  for i = 1, #ids, 2 do
+    call('ZADD', ids_key, string.format('%.0f', ids[i]), ids[i + 1])
+  end
+end
+
 -- Retention: exact, at the head; the newest item always stays. `bytes` counts t and d of what is kept.
 local kept_from, bytes = tonumber(record[5]), tonumber(record[6]) + added
 local trim_to = kept_from
@@ -170,6 +200,10 @@ end
 if trim_to > kept_from then
   call('XTRIM', KEYS[2], 'MINID', '=', trim_to .. '-0')
   call('HSET', KEYS[1], 'first', string.format('%.0f', trim_to))
+  if ids_key then
+    -- Whoever stands at the last item that went misses nothing: its id stays.
+    call('ZREMRANGEBYSCORE', ids_key, '-inf', '(' .. string.format('%.0f', trim_to - 1))
+  end
 end
 
 local last_text = string.format('%.0f', newest)
@@ -188,6 +222,9 @@ if status then
     'outcome', '{"type":"' .. fence .. '","seq":' .. last_text .. ',"item":' .. (odd[#ARGV] or ARGV[#ARGV]) .. '}')
   -- The items never outlive their record: without it they could not be told from a later run's.
   call('PEXPIRE', KEYS[2], math.min(tonumber(run_ttl), tonumber(record_ttl)))
+  if ids_key then
+    call('PEXPIRE', ids_key, math.min(tonumber(run_ttl), tonumber(record_ttl)))
+  end
   call('PEXPIRE', KEYS[1], record_ttl)
   call('DEL', KEYS[3])
   call('ZREM', KEYS[4], run)

@@ -1,4 +1,4 @@
--- beat: what the owner, or whoever queues the run, says about a run that goes on. Three forms, told apart by ARGV[4].
+-- beat: what the owner, or whoever queues the run, says about a run that goes on. Four forms, told apart by ARGV[4].
 --
 -- KEYS  1 record
 -- ARGV  1 run id   2 owner   3 epoch
@@ -6,11 +6,13 @@
 --       1 run id   2 owner   3 epoch   4 "rewound"
 --           The store lost items that the owner cannot send again: epoch + 1, rewound_to = last, so that viewers who
 --           saw the lost items are reset. Repeated with the old epoch, since the reply was lost, it answers the same.
+--       1 run id   2 owner   3 epoch   4 "source"   5 text
+--           Keeps in the record where the owner stands in what it relays: opaque here, for the owner's next attempt.
 --       1 run id   2 ""   3 attempt   4 "enqueued"   5 id of the queue's entry
 --           Notes where a queued attempt lies in the queue. Anything else than that attempt, queued: nothing to do.
 -- Reply {"OK", last, epoch, cancel_requested}   cancel_requested: 1 or 0
 --       {"NOTFOUND"}, {"FENCED"}
---       {"SEALED", last}                        "rewound" only
+--       {"SEALED", last}                        "rewound" and "source" only
 
 local record = redis.call('HMGET', KEYS[1], 'status', 'owner', 'epoch', 'last', 'cancel_requested', 'rewound_from',
   'attempt')
@@ -35,7 +37,7 @@ if epoch ~= ARGV[3] and not repeated then
   return { 'FENCED' }
 end
 if status ~= 'running' then
-  if ARGV[4] == 'rewound' then
+  if ARGV[4] == 'rewound' or ARGV[4] == 'source' then
     return { 'SEALED', last }
   end
   return { 'OK', last, tonumber(epoch), cancel }
@@ -43,6 +45,9 @@ end
 
 local time = redis.call('TIME')
 redis.call('HSET', KEYS[1], 'beat', time[1] .. '.' .. string.format('%06d', time[2]))
+if ARGV[4] == 'source' then
+  redis.call('HSET', KEYS[1], 'source', ARGV[5])
+end
 if ARGV[4] == 'rewound' and not repeated then
   redis.call('HSET', KEYS[1], 'rewound_from', epoch, 'rewound_to', last)
   epoch = redis.call('HINCRBY', KEYS[1], 'epoch', 1)

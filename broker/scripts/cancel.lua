@@ -1,7 +1,7 @@
 -- cancel: a durable request to stop. A queued run is fenced at once; the owner of a running one is told through the
 -- control stream, once, and finds `cancel_requested` in the reply to each beat besides. Repeats are harmless.
 --
--- KEYS  1 record   2 items   3 control   4 live   5 bus
+-- KEYS  1 record   2 items   3 control   4 live   5 bus   [6 ids]
 -- ARGV  1 run id   2 d of the `cancelled` fence without ts: a JSON object with at least one field
 -- Reply {"OK", "running"}          its owner is asked to stop
 --       {"OK", "cancelled", seq}   it was queued, and has its fence now
@@ -43,6 +43,9 @@ redis.call('HSET', KEYS[1], 'status', 'cancelled', 'cancel_requested', now, 'end
   'bytes', string.format('%.0f', tonumber(record[4]) + 9 + #d), 'queue_entry', '',
   'outcome', '{"type":"cancelled","seq":' .. last .. ',"item":' .. d .. '}')
 redis.call('PEXPIRE', KEYS[2], math.min(tonumber(run_ttl), tonumber(record_ttl)))
+if KEYS[6] then
+  redis.call('PEXPIRE', KEYS[6], math.min(tonumber(run_ttl), tonumber(record_ttl)))
+end
 redis.call('PEXPIRE', KEYS[1], record_ttl)
 redis.call('DEL', KEYS[3])
 redis.call('ZREM', KEYS[4], run)

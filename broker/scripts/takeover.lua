@@ -2,9 +2,9 @@
 -- one of several racing sweepers wins, and an owner that was heard of meanwhile keeps its run. The old owner, awake
 -- again, is fenced by the epoch. The lease is the caller's to measure.
 --
--- KEYS  1 record   2 items   3 control   4 live   5 runs   6 bus
+-- KEYS  1 record   2 items   3 control   4 live   5 runs   6 bus   [7 ids]
 -- ARGV  1 run id   2 owner and   3 beat, as they were seen
---       4 how many attempts a run may have that asked for "retry"
+--       4 how many attempts a run may have that asked for "retry", or is relayed
 --       5 d of the `failed` fence and   6 d of the `cancelled` fence, both without ts: JSON objects with at least one field
 -- Reply {"FAILED", seq} or {"CANCELLED", seq}   the run has that fence now; `cancelled` if that had been asked
 --       {"QUEUED", attempt}   it waits for this next attempt: put it into the queue
@@ -15,7 +15,7 @@
 
 local run = ARGV[1]
 local record = redis.call('HMGET', KEYS[1], 'status', 'owner', 'beat', 'attempt', 'last', 'bytes', 'limits',
-  'cancel_requested', 'on_worker_lost', 'session')
+  'cancel_requested', 'on_worker_lost', 'session', 'source')
 local status, attempt, last = record[1], record[4], record[5]
 if not status then
   redis.call('ZREM', KEYS[4], run)
@@ -49,7 +49,10 @@ local function fence_off_the_owner()
   redis.call('HSET', KEYS[1], 'rewound_to', record[5], 'rewound_from', '', 'beat', now)
 end
 
-if record[8] == '' and record[9] == 'retry' and tonumber(attempt) < tonumber(ARGV[4]) then
+-- A run that its owner only relays from elsewhere (`source`) is not executed again by a further attempt: it goes on,
+-- also to carry a cancel there.
+local again = record[11] or (record[9] == 'retry' and record[8] == '')
+if again and tonumber(attempt) < tonumber(ARGV[4]) then
   fence_off_the_owner()
   attempt = redis.call('HINCRBY', KEYS[1], 'attempt', 1)
   redis.call('HSET', KEYS[1], 'status', 'queued', 'owner', '', 'queue_entry', '')
@@ -66,6 +69,9 @@ redis.call('HSET', KEYS[1], 'status', fence, 'ended', now, 'last', last,
   'bytes', string.format('%.0f', tonumber(record[6]) + #fence + #d),
   'outcome', '{"type":"' .. fence .. '","seq":' .. last .. ',"item":' .. d .. '}')
 redis.call('PEXPIRE', KEYS[2], math.min(tonumber(run_ttl), tonumber(record_ttl)))
+if KEYS[7] then
+  redis.call('PEXPIRE', KEYS[7], math.min(tonumber(run_ttl), tonumber(record_ttl)))
+end
 redis.call('PEXPIRE', KEYS[1], record_ttl)
 redis.call('ZREM', KEYS[4], run)
 announce('run.' .. fence, fence)

@@ -62,6 +62,7 @@ class Registry:
             "live": self.keys.live(p),
             "runs": self.keys.runs(p),
             "bus": self.keys.bus(p),
+            "ids": self.keys.ids(run_id),
         }
         keys = [every[key] for key in KEYS_OF[name]] + list(extra_keys)
         return await self.store.call("EVAL", SCRIPTS[name].source, len(keys), *keys, *args)
@@ -86,10 +87,10 @@ class Registry:
 KEYS_OF = {
     "create": ("record", "items", "control", "live", "runs", "bus"),
     "claim": ("record", "bus"),
-    "append": ("record", "items", "control", "live", "bus"),
+    "append": ("record", "items", "control", "live", "bus", "ids"),
     "beat": ("record",),
-    "takeover": ("record", "items", "control", "live", "runs", "bus"),
-    "cancel": ("record", "items", "control", "live", "bus"),
+    "takeover": ("record", "items", "control", "live", "runs", "bus", "ids"),
+    "cancel": ("record", "items", "control", "live", "bus", "ids"),
     "ask": ("record", "bus"),
     "answer": ("record", "control", "bus"),
 }

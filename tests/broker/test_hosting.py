@@ -161,6 +161,6 @@ async def test_the_state_of_a_log_is_that_of_its_record(b: Broker):
         await p.seal(Final())
         record, first = await b.log.bounds(p.run_id)
         log = await b.log.state(p.run_id)
-    assert log == (record.status, record.epoch, record.rewound_to, first, record.last, record.bytes)
+    assert log == (record.status, record.epoch, record.rewound_to, first, record.last, record.bytes, False)
     assert log.is_ended
     assert log.average == record.bytes // 4

@@ -1,0 +1,1 @@
+"""The runner `remote`: a run of another service, relayed into ours by polling."""
