@@ -1,13 +1,14 @@
 """The factory: FastAPI for requests, plain ASGI for streams, and the broker that both use.
 
-From the outside in: the stream route (gateway/viewer.py: it wants the bare server, and FastAPI's machinery would
-double a viewer's memory), counting, the limit on bodies, FastAPI. Nothing here buffers or compresses.
+From the outside in: the password where there is one (gateway/webui/gate.py), the stream route (gateway/viewer.py: it
+wants the bare server, and FastAPI's machinery would double a viewer's memory), counting, the limit on bodies, FastAPI.
+Nothing here buffers or compresses.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -20,8 +21,15 @@ from gateway.bodies import LimitBodies
 from gateway.bus import BusFeed
 from gateway.connection import Connection
 from gateway.metrics import CountRequests
-from gateway.routes import events, runs, service
+from gateway.routes import chat, events, hermes_sessions, login, runs, service, sessions, status
 from gateway.viewer import StreamApp
+from gateway.webui.channels import Channels
+from gateway.webui.chat import ChatStreamApp
+from gateway.webui.gate import Gate
+from gateway.webui.login import Login
+from gateway.webui.settings import WebuiSettings
+from gateway.webui.turns import Turns
+from gateway.webui.watcher import SessionWatcher
 
 __all__ = ["Gateway", "create_app"]
 
@@ -34,11 +42,19 @@ _ABOUT = (
 class Gateway:
     """The whole gateway as one ASGI application. ``api`` is the FastAPI part of it."""
 
-    def __init__(self, settings: Settings, broker: Broker | None = None) -> None:
+    def __init__(self, settings: Settings, broker: Broker | None = None, webui: WebuiSettings | None = None) -> None:
+        webui = webui or WebuiSettings()
         self.connection = Connection(settings, broker)
-        self.api = _api(self.connection)
+        self.api = _api(self.connection, webui)
+        self.always_chunked = webui.sse_chunked
+        """gateway/transport.py asks."""
         inner: ASGIApp = CountRequests(LimitBodies(self.api, settings.body_max_bytes))
+        turns: Turns = self.api.state.turns
+        inner = ChatStreamApp(inner, lambda: self.connection.broker, turns, retry_ms=settings.retry_ms)
         self._app: ASGIApp = StreamApp(inner, lambda: self.connection.broker, retry_ms=settings.retry_ms)
+        known: Login | None = self.api.state.login
+        if known is not None:
+            self._app = Gate(self._app, known)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
@@ -48,18 +64,22 @@ class Gateway:
         self.connection.drain()
 
 
-def create_app(settings: Settings | None = None, broker: Broker | None = None) -> Gateway:
+def create_app(
+    settings: Settings | None = None, broker: Broker | None = None, webui: WebuiSettings | None = None
+) -> Gateway:
     """A gateway of its own. It opens the broker that ``settings`` (default: the environment's) name, or shares
-    ``broker``, which its owner closes after the gateway has stopped."""
+    ``broker``, which its owner closes after the gateway has stopped. ``webui``: the environment's unless given."""
     if settings is None:
         settings = broker.settings if broker is not None else Settings()
-    return Gateway(settings, broker)
+    return Gateway(settings, broker, webui)
 
 
-def _api(connection: Connection) -> FastAPI:
+def _api(connection: Connection, webui: WebuiSettings) -> FastAPI:
+    watcher = SessionWatcher(webui.hermes_home, interval=webui.watch_interval) if webui.show_cli_sessions else None
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with connection.running():
+        async with connection.running(), watcher.watching() if watcher is not None else nullcontext():
             yield
 
     api = FastAPI(
@@ -74,9 +94,22 @@ def _api(connection: Connection) -> FastAPI:
     )
     api.state.connection = connection
     api.state.bus_feed = BusFeed()
-    for module in (runs, events, service):
-        api.include_router(module.router)
+    api.state.channels, api.state.turns = Channels(), Turns()
+    api.state.webui = webui
+    api.state.session_watcher = watcher
+    api.state.login = _login(connection, webui)
+    for native in (runs, events, service):
+        api.include_router(native.router)
+    for compatible in (hermes_sessions, login, status, sessions, chat):
+        api.include_router(compatible.router, include_in_schema=False)  # docs/webui.md describes these
     api.router.routes.extend(page_routes())
     problems.install(api)
     openapi.install(api)
     return api
+
+
+def _login(connection: Connection, webui: WebuiSettings) -> Login | None:
+    if webui.password is None:
+        return None
+    password = webui.password.get_secret_value()
+    return Login(password, webui.login_ttl, connection.settings, lambda: connection.broker)

@@ -19,6 +19,10 @@ class _Lazy:
             self._gateway = create_app()
         return self._gateway
 
+    @property
+    def always_chunked(self) -> bool:
+        return self.gateway.always_chunked
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.gateway(scope, receive, send)
 

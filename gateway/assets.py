@@ -50,11 +50,11 @@ def _load() -> dict[str, _File]:
 
 
 def page_routes() -> list[Route]:
-    """``/`` and ``/ui/{name}``. The files are read now."""
+    """``/``, ``/login`` and ``/ui/{name}``. The files are read now."""
     files = _load()
 
-    async def serve(request: Request) -> Response:
-        file = files.get(request.path_params.get("name", "index.html"))
+    def answer(request: Request, name: str) -> Response:
+        file = files.get(name)
         if file is None:
             raise HTTPException(404)
         headers = {**_HEADERS, "ETag": file.tag}
@@ -62,4 +62,13 @@ def page_routes() -> list[Route]:
             return Response(status_code=304, headers=headers)
         return Response(file.content, headers={**headers, "Content-Type": file.media_type})
 
-    return [Route("/", serve), Route("/ui/{name}", serve)]
+    async def page(request: Request) -> Response:
+        return answer(request, "index.html")
+
+    async def login(request: Request) -> Response:
+        return answer(request, "login.html")
+
+    async def part(request: Request) -> Response:
+        return answer(request, request.path_params["name"])
+
+    return [Route("/", page), Route("/login", login), Route("/ui/{name}", part)]

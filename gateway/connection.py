@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from broker import api
 from broker.api import Broker
 from broker.errors import BadRequest, RuncastError, StoreUnavailable
+from broker.session_follower import SessionFollower
 from broker.settings import Settings
 
 __all__ = ["Connection"]
@@ -74,13 +75,13 @@ class Connection:
     async def _hold(self) -> None:
         if self._given is not None:
             self._tried.set()
-            await _sweep(self._given)
+            await _tend(self._given)
         pause = _FIRST_PAUSE
         while self._misconfigured is None:
             try:
                 async with api.open(settings=self.settings) as self._broker:
                     self._tried.set()
-                    await _sweep(self._broker)
+                    await _tend(self._broker)
             except RuncastError as error:
                 self._refused(error)
             except Exception as error:
@@ -111,6 +112,11 @@ class Connection:
         except TimeoutError as error:
             seconds = self.settings.request_deadline
             raise StoreUnavailable(f"Redis did not answer within {seconds:g} s") from error
+
+
+async def _tend(broker: Broker) -> None:
+    """What every gateway does for all of them, for ever: it sweeps, and tells sessions of their runs."""
+    await asyncio.gather(_sweep(broker), SessionFollower(broker.sessions).run_forever())
 
 
 async def _sweep(broker: Broker) -> None:

@@ -26,6 +26,7 @@ __all__ = [
     "BodyTooLarge",
     "Forbidden",
     "Kind",
+    "LoginRequired",
     "Problem",
     "UnsupportedMediaType",
     "decode_body",
@@ -55,6 +56,7 @@ PROBLEMS: dict[str, Kind] = {
     "invalid_request": Kind(422, "Not a valid request"),
     "item_too_big": Kind(413, "Too big"),
     "run_not_found": Kind(404, "No such run"),
+    "session_not_found": Kind(404, "No such session"),
     "conflict": Kind(409, "Conflict"),
     "run_exists": Kind(409, "The run exists"),
     "idempotency_conflict": Kind(409, "The idempotency key was used with another body"),
@@ -74,6 +76,7 @@ PROBLEMS: dict[str, Kind] = {
     "data_dir_unusable": Kind(500, "The data directory cannot be used"),
     "internal": Kind(500, "Internal error"),
     # The gateway's own.
+    "login_required": Kind(401, "Log in first"),
     "forbidden": Kind(403, "Forbidden"),
     "not_found": Kind(404, "No such address"),
     "method_not_allowed": Kind(405, "Method not allowed"),
@@ -84,7 +87,8 @@ _CODE_OF_STATUS = {400: "bad_request", 403: "forbidden", 404: "not_found", 405: 
 
 
 class Problem(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The body of every error. ``already_answered`` has the ``answer`` that came first, and ``how`` it came about."""
+    """The body of every error. ``already_answered`` has the ``answer`` that came first, and ``how`` it came about;
+    ``error`` repeats ``detail`` where the WebUI's clients look for it."""
 
     type: str
     title: str
@@ -94,12 +98,19 @@ class Problem(msgspec.Struct, kw_only=True, omit_defaults=True):
     field: str | None = None
     answer: str | None = None
     how: str | None = None
+    error: str | None = None
 
 
 class Forbidden(RuncastError):
     """Known, but not allowed."""
 
     code = "forbidden"
+
+
+class LoginRequired(RuncastError):
+    """There is a password, and the request came without a login."""
+
+    code = "login_required"
 
 
 class BodyTooLarge(RuncastError):
@@ -139,15 +150,23 @@ def render(problem: Problem, headers: Mapping[str, str] | None = None) -> Respon
     return Response(_dump(problem), problem.status, headers=out, media_type=MEDIA_TYPE)
 
 
+def _render(request: Request, problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
+    if request.url.path.removeprefix(request.scope.get("root_path", "")).startswith(_WEBUI):
+        problem.error = problem.detail
+    return render(problem, headers)
+
+
 def _dump(problem: Problem) -> bytes:
     try:
         return msgspec.json.encode(problem)
     except UnicodeEncodeError:  # a detail that quotes a lone surrogate of the request
         problem.detail = problem.detail.encode("utf-8", "replace").decode()
         problem.field = problem.field and problem.field.encode("utf-8", "replace").decode()
+        problem.error = problem.error and problem.detail
         return msgspec.json.encode(problem)
 
 
+_WEBUI = "/api/"
 _UNKNOWN_FIELD = re.compile(r"^Object contains unknown field `(?P<name>[^`]*)`", re.DOTALL)
 _MISSING_FIELD = re.compile(r"^Object missing required field `(?P<name>[^`]*)`", re.DOTALL)
 _AT = re.compile(r" - at `(?P<path>[^`]*)`$")
@@ -207,12 +226,12 @@ async def _on_runcast(request: Request, error: Exception) -> Response:
     if problem.status >= 500 and not isinstance(error, StoreUnavailable):
         _log.error("%s %s failed: %s", request.method, request.url.path, error, exc_info=error)
     headers = {"Connection": "close"} if problem.status == 413 else None
-    return render(problem, headers)
+    return _render(request, problem, headers)
 
 
 async def _on_validation(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return render(_of_validation(error))
+    return _render(request, _of_validation(error))
 
 
 async def _on_http(request: Request, error: Exception) -> Response:
@@ -221,12 +240,12 @@ async def _on_http(request: Request, error: Exception) -> Response:
     detail = error.detail if isinstance(error.detail, str) else str(error.detail)
     if error.status_code in (404, 405):
         detail = f"{request.method} {request.url.path}: {detail}"
-    return render(_problem(code, detail, status=error.status_code), error.headers)
+    return _render(request, _problem(code, detail, status=error.status_code), error.headers)
 
 
 async def _on_anything(request: Request, error: Exception) -> Response:
     # Starlette raises the error again after this answer, so that the server logs it with its traceback.
-    return render(_problem("internal", "an unexpected error; the gateway's log has it"))
+    return _render(request, _problem("internal", "an unexpected error; the gateway's log has it"))
 
 
 def install(app: FastAPI) -> None:

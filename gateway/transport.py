@@ -9,7 +9,7 @@ What is done here and why (docs/architecture.md, “The transport”):
   when a second request was pipelined, since uvicorn then watches the second.
 - A request that is pipelined behind a stream is not answered: the connection closes after the stream.
 - HTTP/1.0 bodies are close-delimited, those of other routes too where they state no length; uvicorn would frame them
-  in chunks, which such clients cannot read.
+  in chunks, which such clients cannot read; an application whose ``always_chunked`` is true knows its proxy better.
 - What the peer sends during a stream is read, so that its end is seen, and left aside; what is no HTTP ends the
   stream, and is not answered into it.
 - A response outlives its application: once a viewer is the hub's, the request's task, scope and cycle are let go.
@@ -90,7 +90,7 @@ class StreamResponse:
         self._protocol, self._cycle = protocol, cycle
         self._done = False
         self.viewer: Viewer | None = None
-        self.framing: Framing = PLAIN if cycle.scope["http_version"] == "1.0" else CHUNKED
+        self.framing: Framing = CHUNKED if protocol.may_chunk(cycle.scope["http_version"]) else PLAIN
         self.write: Callable[[bytes], None] = protocol.transport.write
 
     @property
@@ -217,10 +217,19 @@ class StreamProtocol(HttpToolsProtocol):
             return
         super().on_headers_complete()
         cycle = self.cycle
-        if self.scope["http_version"] == "1.0":
+        if not self.may_chunk(self.scope["http_version"]):
             cycle.send = _close_delimited(cycle)  # type: ignore[method-assign, assignment]
         opens: Any = lambda: StreamResponse(self, cycle)  # noqa: E731
         self.scope["extensions"] = {EXTENSION: opens}
+
+    def may_chunk(self, version: str) -> bool:
+        return version != "1.0" or getattr(self._gateway(), "always_chunked", False)
+
+    def _gateway(self) -> Any:
+        app: Any = self.app
+        while app is not None and not hasattr(app, "drain"):
+            app = getattr(app, "app", None)  # uvicorn wraps the application for proxy headers
+        return app
 
     def on_body(self, body: bytes) -> None:
         # A stream's own request body is of no use, and would pause the reading when it has piled up.
@@ -289,10 +298,6 @@ class StreamProtocol(HttpToolsProtocol):
             self.stream.viewer.resume()
 
     def shutdown(self) -> None:
-        app: Any = self.app
-        while app is not None:
-            if hasattr(app, "drain"):
-                app.drain()
-                break
-            app = getattr(app, "app", None)  # uvicorn wraps the application for proxy headers
+        if (gateway := self._gateway()) is not None:
+            gateway.drain()
         super().shutdown()

@@ -10,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
-from typing import Any, TypedDict
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -22,33 +20,15 @@ from broker.errors import RuncastError, StoreUnavailable
 from broker.items import Mode
 from broker.log import LogState
 from broker.records import FIRST_EPOCH
-from broker.settings import Settings
 from broker.viewer import Viewer
-from gateway.fallback import through_asgi
 from gateway.owner import Owner
 from gateway.problems import problem_of, render
+from gateway.serving import STREAM_HEADERS, Header, Serving, answer, nowhere, serve
 from gateway.stream_request import StreamRequest, parse_request, run_id_of
-from gateway.transport import EXTENSION, StreamResponse
 
 __all__ = ["StreamApp"]
 
-Header = tuple[bytes, bytes]
 _log = logging.getLogger("runcast.gateway")
-
-_HEADERS: list[Header] = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache, no-transform"),
-    (b"x-accel-buffering", b"no"),
-]
-
-
-class _Stands(TypedDict):
-    """How the run stands, as ``Hub`` takes it."""
-
-    ended: bool
-    last: int
-    average: int
-    epoch: int
 
 
 class StreamApp:
@@ -93,9 +73,9 @@ class StreamApp:
         bounds = Bounds(first=log.first, last=log.last, ended=log.is_ended, final_only=final_only)
         resume = resolve(request.cursor, request.run_id, bounds, request.start)
         if resume.done:
-            await _answer(send, 204, [(b"x-run-id", request.run_id.encode()), (b"cache-control", b"no-store")])
+            await answer(send, 204, [(b"x-run-id", request.run_id.encode()), (b"cache-control", b"no-store")])
         elif scope["method"] == "HEAD":
-            await _answer(send, 200, _headers(request))
+            await answer(send, 200, _headers(request))
         else:
             await _serve(broker, request, log, bounds, resume, scope, receive, send)
 
@@ -118,72 +98,25 @@ async def _serve(
     receive: Receive,
     send: Send,
 ) -> None:
-    owner = Owner(broker, request.run_id) if request.owns else None
+    fmt = request.format
     opening = _opening(request, log, bounds, resume, broker.settings.retry_ms)
     after = resume.after
     if bounds.final_only:
         after = max(after, bounds.last - 1 if bounds.ended else bounds.last)
-    viewer = Viewer(
-        request.run_id,
-        format=request.format,
-        modes=request.modes,
-        seq=after,
-        write=_nowhere,
-        compact=request.compact,
-    )
-    expired = bounds.ended and bounds.first > bounds.last
-    if expired:
-        opening += request.format.cursor(request.run_id, bounds.last)
-        opening += request.format.end(request.run_id, log.status, bounds.last)
-    stands: _Stands = {"ended": bounds.ended, "last": bounds.last, "average": log.average, "epoch": log.epoch}
-
-    def begin() -> bool:
-        viewer.send(opening)
-        if expired:
-            viewer.finish("end")
-        return not viewer.closed
-
-    async def run() -> None:
-        if begin():
-            async with owner.attached(viewer) if owner is not None else nullcontext():
-                await broker.hub.serve(viewer, **stands)
-
-    open_response = scope.get("extensions", {}).get(EXTENSION)
-    if open_response is not None:
-        response: StreamResponse = open_response()
-        if response.closed:
-            return
-        _connect(response, viewer, request, broker.settings)
-        if owner is not None:
-            await _until_finished(response, viewer, run)
-        elif begin():
-            broker.hub.host(viewer, **stands)
-            response.detach()
-    else:
-        await through_asgi(viewer, run, _headers(request), broker.settings.high_water, receive, send)
-
-
-def _connect(response: StreamResponse, viewer: Viewer, request: StreamRequest, settings: Settings) -> None:
-    viewer.write, viewer.framing, viewer.abort = response.write, response.framing, response.abort
-    viewer.on_finish = response.finish
-    response.viewer = viewer
-    response.start(_headers(request), settings.high_water, settings.stall_limit)
-
-
-async def _until_finished(response: StreamResponse, viewer: Viewer, run: Callable[[], Awaitable[None]]) -> None:
-    try:
-        await run()
-    finally:
-        viewer.finish("left")
-        response.finish()
-
-
-def _nowhere(_: Any) -> None:
-    raise RuntimeError("this viewer has no connection yet")
+    viewer = Viewer(request.run_id, format=fmt, modes=request.modes, seq=after, write=nowhere, compact=request.compact)
+    over = None
+    if not fmt.goes_on and (resume.reset is not None or resume.gap is not None):
+        over = "recovery"
+    elif bounds.ended and bounds.first > bounds.last:  # its items expired
+        opening += fmt.cursor(request.run_id, bounds.last) + fmt.end(request.run_id, log.status, bounds.last)
+        over = "end"
+    owner = Owner(broker, request.run_id) if request.owns else None
+    serving = Serving(broker, viewer, log, _headers(request), opening, over, owner)
+    await serve(serving, scope, receive, send)
 
 
 def _headers(request: StreamRequest) -> list[Header]:
-    return [*_HEADERS, (b"x-run-id", request.run_id.encode())]
+    return [*STREAM_HEADERS, (b"x-run-id", request.run_id.encode())]
 
 
 def _opening(request: StreamRequest, log: LogState, bounds: Bounds, resume: Resume, retry_ms: int) -> bytes:
@@ -193,22 +126,15 @@ def _opening(request: StreamRequest, log: LogState, bounds: Bounds, resume: Resu
         # A cursor ahead of a log whose epoch changed was honest once.
         reason = "rewound" if resume.reset == "ahead" and log.epoch > FIRST_EPOCH else resume.reset
         frames.append(fmt.reset(run_id, reason))
-    if resume.gap is not None:
+    if resume.gap is not None and (fmt.goes_on or resume.reset is None):
         frames.append(fmt.gap(run_id, resume.gap, bounds.first, bounds.last))
     if resume.announce:
         frames.append(fmt.cursor(run_id, resume.after))
     return b"".join(frames)
 
 
-async def _answer(send: Send, status: int, headers: list[Header]) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
 async def _away(request: StreamRequest, scope: Scope, send: Send, retry_ms: int) -> None:
     """The store is away: an empty stream that asks to come back. The headers are those of any stream."""
-    await send({"type": "http.response.start", "status": 200, "headers": _headers(request)})
     # Everybody is sent away at once: they need not all come back at once.
     opening = request.format.opening(int(retry_ms * random.uniform(0.5, 1.5)))
-    body = b"" if scope["method"] == "HEAD" else opening
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+    await answer(send, 200, _headers(request), b"" if scope["method"] == "HEAD" else opening)

@@ -19,6 +19,7 @@ from broker.errors import LayoutMismatch, RuncastError
 from broker.redis import Store
 from broker.settings import Settings
 from broker.urls import parse
+from gateway.webui.settings import WebuiSettings
 from ops.ports import get_status, is_free
 from workers.hermes.detect import Found
 
@@ -87,7 +88,8 @@ def _runners() -> Iterator[Finding]:
 
 def _misspelt() -> Iterator[Finding]:
     """Variables that look like settings and are none: a misspelt one would be left out without a word."""
-    known = [f"RUNCAST_{name.upper()}" for name in Settings.model_fields]
+    webui = [str(field.validation_alias) for field in WebuiSettings.model_fields.values()]
+    known = [*(f"RUNCAST_{name.upper()}" for name in Settings.model_fields), *webui]
     for name in sorted(os.environ):
         if name.startswith("RUNCAST_") and name not in known:
             near = difflib.get_close_matches(name, known, 1)

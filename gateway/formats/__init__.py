@@ -1,6 +1,6 @@
 """Wire formats: how items become frames. A format is one small file and one registration here.
 
-All methods are pure and called from the hub's hot path: bytes in, bytes out, nothing decoded.
+All methods are pure and called from the hub's hot path: bytes in, bytes out; the native one decodes nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Protocol
 from broker.errors import BadRequest
 from broker.items import Entry, Mode
 from gateway.formats.native import NATIVE
+from gateway.formats.webui import WEBUI
 
 __all__ = ["FORMATS", "Format", "get_format"]
 
@@ -24,6 +25,12 @@ class Format(Protocol):
     @property
     def heartbeat(self) -> bytes:
         """What breaks a silence: dispatches nothing in any client."""
+        ...
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a viewer can go on behind ``gap`` and ``reset``. False: either of them is the last he gets, since
+        his client joins blindly what comes."""
         ...
 
     def opening(self, retry_ms: int) -> bytes:
@@ -55,7 +62,7 @@ class Format(Protocol):
         ...
 
 
-FORMATS: dict[str, Format] = {NATIVE.name: NATIVE}
+FORMATS: dict[str, Format] = {NATIVE.name: NATIVE, WEBUI.name: WEBUI}
 
 
 def get_format(name: str) -> Format:

@@ -48,6 +48,7 @@ class NativeFormat:
 
     name: ClassVar[str] = "native"
     heartbeat: ClassVar[bytes] = b": hb\n"
+    goes_on: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._everything = int(Mode.EVENTS)

@@ -27,6 +27,8 @@ export async function request(path, { method = "GET", body, headers = {} } = {})
   } catch {
     value = { detail: text.slice(0, 300) };
   }
+  // The login ended while the page was open. Nothing else here is ever answered with 401.
+  if (response.status === 401) location.assign(`login?next=${encodeURIComponent(`./${location.hash}`)}`);
   if (!response.ok) throw new ProblemError(response.status, value);
   return value;
 }

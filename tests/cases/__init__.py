@@ -14,9 +14,13 @@
 | 10 | viewers that do not read fill the memory, or stop the rest | ../gateway/test_transport.py: test_a_slow_reader_is_demoted_and_reads_on_exactly |
 | 11 | leaving cancels a run; a cancel is lost in an outage | test_lost.py: test_case_11 |
 | 12 | a shutdown tears frames, or hangs | ../gateway/test_drain.py: test_100_live_streams_are_drained_and_go_on_elsewhere |
-| 14 | what happens to a run has no id, so a resume repeats or drops it | test_lost.py: test_case_14 |
-| 16 | a client stores the id of a control frame | test_resume.py: test_case_16 |
+| 13 | a cursor withholds the end of a chat | ../webui/test_vectors.py: test_over_http; ../webui/test_interleavings.py: test_every_viewer_gets_the_fence_or_one_recovery_signal |
+| 14 | what happens to a run has no id, so a resume repeats or drops it | test_lost.py: test_case_14; ../webui/test_stream.py: test_a_cancel_and_a_lost_worker_own_their_ids |
+| 15 | a log without its beginning is shown as if it were whole | ../webui/test_stream.py: test_retention_that_overtakes_a_live_viewer_is_one_recovery_signal; ../webui/test_clients.py: test_a_return_to_a_turn_of_which_too_much_is_gone |
+| 16 | a client stores the id of a control frame | test_resume.py: test_case_16; ../webui/test_format.py: test_a_recovery_signal_is_no_item |
+| 17 | a proxy holds frames back, or changes them | ../e2e/test_nginx.py: test_events_arrive_as_they_are_made; ../webui/test_proxies.py: test_the_bytes_are_those_of_the_gateway |
 | 18 | a worker that merely stopped counts as a success; a slow cleanup delays the end | test_lost.py: test_case_18 |
+| 19 | the agent's own session id changes in mid-run, and the client waits for the old one's end | ../webui/test_clients.py: test_a_session_id_that_hermes_rotates |
 | 20 | other modes at the reconnect break the cursor | test_resume.py: test_case_20 |
 | 21 | a filtered viewer's cursor falls behind retention | test_resume.py: test_case_21 |
 | 22 | text with odd line ends is torn | test_connections.py: test_case_22; ../broker/test_sse.py: test_an_items_text_survives_the_wire_as_one_line |

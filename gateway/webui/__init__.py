@@ -1,0 +1,1 @@
+"""The contract of Hermes WebUI's front ends: docs/webui.md."""
