@@ -36,8 +36,10 @@ def messages_of(record: RunRecord) -> list[dict[str, Any]]:
         return []
     asked = user_message(record.run_id, record.request, record.created)
     outcome = record.outcome or {}
-    ended = record.ended if record.ended is not None else record.created
-    return [asked, *final_messages(record.run_id, str(outcome.get("type")), outcome.get("item") or {}, ended)]
+    item = outcome.get("item") or {}
+    # The fence's own time, as whoever watched was told: front ends know a message again by its time and its text.
+    ended = item.get("ts") or record.ended or record.created
+    return [asked, *final_messages(record.run_id, str(outcome.get("type")), item, ended)]
 
 
 def user_message(run_id: str, request: Mapping[str, Any], created: float) -> dict[str, Any]:

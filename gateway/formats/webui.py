@@ -33,13 +33,15 @@ class Turn:
     """A run as a turn of its session: what its closing event needs beside the fence.
 
     ``before``: messages of the session up to and with what this run was asked, as JSON. ``left_out``: how many older
-    ones the session has, which are not among them.
+    ones the session has, which are not among them. ``model`` and ``provider``: those that were asked for.
     """
 
     chat: Chat = field(default_factory=Chat)
     before: tuple[msgspec.Raw, ...] = ()
     left_out: int = 0
     title: str = ""
+    model: str | None = None
+    provider: str | None = None
 
 
 class WebuiFormat:
@@ -113,7 +115,11 @@ class WebuiFormat:
         title = {"title": turn.title} if turn.title else {}
         count = turn.left_out + len(messages)
         known = {"session_id": chat.session_id, "messages": messages, "message_count": count, **title}
-        return {**known, "_messages_offset": turn.left_out, "active_stream_id": None, "pending_user_message": None}
+        # A page takes this for its session from now on, and begins the next turn with what stands here.
+        model = {"model": (fence.message or {}).get("model") or turn.model, "model_provider": turn.provider}
+        open_ = {"active_stream_id": None, "pending_user_message": None}
+        older = {"_messages_offset": turn.left_out, "_messages_truncated": turn.left_out > 0}
+        return {**known, **model, **older, **open_}
 
 
 def _id(chat: Chat, entry: Entry, source: Any) -> bytes:

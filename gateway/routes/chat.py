@@ -121,9 +121,10 @@ async def _create(broker: Broker, asked: RunRequest, run_id: str, principal: str
 
 @router.post("/chat/cancel", response_model=None)
 async def chat_cancel(request: Request, stream_id: Text = "") -> Response:
-    """`stream_id` in the query or the body → `{ok, cancelled, stream_id}`; `cancelled` is false where nothing runs.
+    """`stream_id` in the query or the body → `{ok, cancelled, stream_id}`.
 
-    It is asked for, durably: the stream's `cancel` says that it is done.
+    It is asked for, durably: the stream's `cancel` says that it is done. `cancelled` is false where there is nothing to
+    stop, and true once more for a turn that was stopped in this way.
     """
     if not stream_id and await request.body():
         given: Cancel = decode_body(_CANCEL, await json_body(request))

@@ -64,15 +64,17 @@ class Turns:
 
 async def _turn(broker: Broker, record: RunRecord) -> Turn:
     asked = _encoded(user_message(record.run_id, record.request, record.created))
+    given = record.request.get("input") or {}
+    model: dict[str, Any] = {"model": given.get("model"), "provider": given.get("provider")}
     if record.session_id is None:
-        return Turn(Chat(record.run_id), (asked,))
+        return Turn(Chat(record.run_id), (asked,), **model)
     session = await broker.sessions.find(record.session_id)
     before = await _earlier(broker, record)
     page = await read_messages(broker.sessions, record.session_id, limit=MESSAGES_MAX, before=before)
     kept = _newest(page.messages)
     left_out = page.offset + len(page.messages) - len(kept)
     title = session.title if session is not None else ""
-    return Turn(Chat(record.run_id, record.session_id), (*kept, asked), left_out, title)
+    return Turn(Chat(record.run_id, record.session_id), (*kept, asked), left_out, title, **model)
 
 
 async def _earlier(broker: Broker, record: RunRecord) -> int:

@@ -47,7 +47,7 @@ BEFORE = (
     {"role": "user", "content": "q"},
 )
 ENCODED = tuple(msgspec.Raw(msgspec.json.encode(message)) for message in BEFORE)
-TURN = Turn(Chat("run_1", "ses_1"), ENCODED, left_out=4, title="A chat")
+TURN = Turn(Chat("run_1", "ses_1"), ENCODED, left_out=4, title="A chat", model="asked", provider="p")
 FORMAT = WebuiFormat(TURN)
 
 
@@ -192,6 +192,7 @@ def test_the_end_of_a_turn():
         1764445312.5,
     )
     assert (session["message_count"], session["_messages_offset"], session["title"]) == (8, 4, "A chat")
+    assert (session["_messages_truncated"], session["model"], session["model_provider"]) == (True, "asked", "p")
     assert "rotated" not in json.dumps([done.data, end.data])
 
 
@@ -199,6 +200,11 @@ def test_the_end_of_a_turn_without_an_answer():
     done, _, end = shown(Final())
     assert done.data["session"]["messages"] == list(BEFORE)
     assert end.event == "stream_end"
+
+
+def test_the_model_that_answered_counts_for_the_next_turn():
+    done, *_ = shown(Final(message={"role": "assistant", "content": [TEXT], "model": "answered"}))
+    assert (done.data["session"]["model"], done.data["session"]["model_provider"]) == ("answered", "p")
 
 
 @pytest.mark.parametrize(

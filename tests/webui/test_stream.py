@@ -12,6 +12,7 @@ import pytest
 from broker.api import Broker
 from broker.items import Cancelled, Failed, Final, MessageDelta
 from broker.requests import RunInput, RunRequest
+from broker.session_messages import read_messages
 from broker.settings import Settings
 from tests.gateways import GatewayProcess, Response, say, writing
 from tests.webui.wire import blocks_of, chat, closed, ids_of, numbers, target, trim, until_wire
@@ -217,6 +218,8 @@ async def test_a_turn_of_a_session_ends_with_its_messages_and_its_name(gateway: 
     said = ["first", "echo first", "second", "echo second", "third", "echo third"]
     assert [m["content"] for m in shown["messages"]] == said
     assert (shown["session_id"], shown["message_count"]) == (session.session_id, 6)
+    # Front ends know a message again by its time and its text.
+    assert shown["messages"] == (await read_messages(broker.sessions, session.session_id)).messages
 
 
 async def test_an_earlier_turn_ends_with_what_was_said_until_then(gateway: GatewayProcess, broker: Broker):

@@ -53,6 +53,13 @@ async def test_a_run_is_read_once(broker: Broker, monkeypatch: pytest.MonkeyPatc
     assert await turns.format_of(broker, run_id) is first
 
 
+async def test_the_end_names_the_model_that_was_asked_for(broker: Broker):
+    asked = RunInput(message="hello", model="small", provider="p")
+    record, _ = await broker.runs.create(RunRequest(runner="nobody", input=asked, session_id="s"), enqueue=False)
+    session = session_of(await Turns().format_of(broker, record.run_id))
+    assert (session["model"], session["model_provider"]) == ("small", "p")
+
+
 async def test_an_unknown_run_is_none(broker: Broker):
     with pytest.raises(RunNotFound):
         await Turns().format_of(broker, "unknown")
