@@ -114,10 +114,11 @@ async def test_case_02_a_live_viewer_that_retention_overtakes_is_told_once(
 
 
 @pytest.mark.parametrize(("query", "gaps"), [("", 1), ("modes=final", 0)])
-async def test_case_02_a_demoted_viewer_that_retention_overtakes_is_told_once(
+async def test_case_02_a_demoted_viewer_that_retention_overtakes_is_told_each_time(
     gateway: GatewayProcess, settings: Settings, query: str, gaps: int
 ):
-    """It does not read for a while; what it then gets is whole up to one gap, and whole behind it."""
+    """It does not read for a while; what it then gets is whole but for what it was told. Usually that is one gap; on a
+    busy machine retention may overtake it again."""
     async with (
         api.open(settings=settings.model_copy(update={"run_max_items": 20})) as broker,
         writing(broker) as p,
@@ -129,12 +130,13 @@ async def test_case_02_a_demoted_viewer_that_retention_overtakes_is_told_once(
         await say(p, end=True)
         await stream.body(30)
     told = [f.data for f in stream.controls if f.event == "gap"]
-    assert len(told) == gaps
-    if told:
-        seqs = stream.seqs
-        assert seqs == [*range(1, told[0]["requested"] + 1), *range(told[0]["earliest"], 202)]
-    else:
-        assert stream.seqs == [201]
+    if not gaps:
+        assert (told, stream.seqs) == ([], [201])
+        return
+    assert told
+    begins = [1, *(gap["earliest"] for gap in told)]
+    ends = [*(gap["requested"] for gap in told), 201]
+    assert stream.seqs == [seq for begin, end in zip(begins, ends, strict=True) for seq in range(begin, end + 1)]
 
 
 # Case 3: what a Last-Event-ID may be.

@@ -1,6 +1,8 @@
 """Mode ``api`` with the real Hermes, both builds, against a model server of the tests.
 
 ``RUNCAST_TEST_HERMES`` names a 0.22.2, ``RUNCAST_TEST_HERMES_019`` a 0.19.0, both with aiohttp in their environments.
+
+What ``matrix.py``, ``kills.py`` and ``test_hermes_resume.py`` show in every mode as well is ``long`` here.
 """
 
 from __future__ import annotations
@@ -146,6 +148,7 @@ async def test_a_tool_round_and_a_second_prompt(api: Api, model: FakeModel, olde
     assert refused.value.code == "hermes_session_not_found"
 
 
+@pytest.mark.long
 async def test_the_answer_comes_while_the_model_speaks(api: Api, model: FakeModel) -> None:
     said = await api.call("Say something PLAIN")
     await said.until(lambda said: len(said.of(MessageDelta)) > 2)
@@ -155,6 +158,7 @@ async def test_the_answer_comes_while_the_model_speaks(api: Api, model: FakeMode
     assert said.text == PLAIN
 
 
+@pytest.mark.long
 async def test_reasoning_is_not_told_and_is_none_of_the_text(api: Api) -> None:
     said = await api.whole("REASON")
     assert said.text == PLAIN
@@ -184,6 +188,7 @@ async def test_two_dangerous_commands(api: Api, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.long
 async def test_a_question_reaches_nobody(api: Api) -> None:
     """The server gives the agent no way to ask: its tool says so to the model, which goes on."""
     said = await api.whole("ASK")
@@ -191,6 +196,7 @@ async def test_a_question_reaches_nobody(api: Api) -> None:
     assert said.text.endswith(AFTER_TOOL)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("prompt", "code", "retryable"),
     [
@@ -207,6 +213,7 @@ async def test_failures_of_the_model(api: Api, prompt: str, code: str, retryable
     assert (failure.code, failure.retryable, said.text) == (code, retryable, "")
 
 
+@pytest.mark.long
 async def test_an_answer_that_was_cut_is_whole_in_the_end(api: Api) -> None:
     said = await api.whole("CUT")
     assert said.code == ""
@@ -231,6 +238,7 @@ async def test_a_stop_ends_the_run_and_its_tool_and_no_other(api: Api) -> None:
     assert api.listener == listener
 
 
+@pytest.mark.long
 async def test_a_kill_ends_the_tool(api: Api) -> None:
     said = await api.call("Start a SLEEPTOOL")
     await said.until(lambda said: said.of(ToolStarted))
@@ -273,6 +281,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long
 async def test_nothing_survives_a_worker_that_is_killed(api: Api, hermes: str) -> None:
     env = {**api.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     worker = await asyncio.create_subprocess_exec(sys.executable, "-P", "-c", _WORKER, hermes, env=env)

@@ -1,4 +1,7 @@
-"""The bridge with the real Hermes, both builds, against a model server of the tests."""
+"""The bridge with the real Hermes, both builds, against a model server of the tests.
+
+What ``matrix.py``, ``kills.py`` and ``test_hermes_resume.py`` show in every mode as well is ``long`` here.
+"""
 
 from __future__ import annotations
 
@@ -136,6 +139,7 @@ async def test_the_handshake(bridge: Bridge) -> None:
     assert hello.hermes_version[0].isdigit()
 
 
+@pytest.mark.long
 async def test_a_plain_answer_word_by_word(bridge: Bridge) -> None:
     ran = await bridge.run("Say something PLAIN")
     reply = bridge.model.replies[-1]
@@ -148,6 +152,7 @@ async def test_a_plain_answer_word_by_word(bridge: Bridge) -> None:
     assert not ran.events("warning")
 
 
+@pytest.mark.long
 async def test_reasoning_is_no_text(bridge: Bridge) -> None:
     ran = await bridge.run("REASON about it")
     assert "".join(item.text for item in ran.of(ReasoningDelta)).strip() == THOUGHTS.strip()
@@ -171,6 +176,7 @@ async def test_a_tool_round(bridge: Bridge) -> None:
     assert order.index(Usage) < order.index(ToolStarted), "each model call is counted when it ends"
 
 
+@pytest.mark.long
 async def test_several_tools_one_of_which_fails(bridge: Bridge) -> None:
     ran = await bridge.run("Use MANYTOOLS")
     assert [(s.call_id, s.name) for s in ran.of(ToolStarted)] == [
@@ -180,6 +186,7 @@ async def test_several_tools_one_of_which_fails(bridge: Bridge) -> None:
     assert [(f.call_id, f.error) for f in ran.of(ToolFailed)] == [("call_3", "exit code 3")]
 
 
+@pytest.mark.long
 async def test_yolo_runs_what_is_dangerous(bridge: Bridge, victim: Path) -> None:
     ran = await bridge.run(f"Remove it: DANGER {victim}")
     assert ran.call.verdict() is None
@@ -187,6 +194,8 @@ async def test_yolo_runs_what_is_dangerous(bridge: Bridge, victim: Path) -> None
     assert not _there(victim)
 
 
+@pytest.mark.long
+@pytest.mark.long
 @pytest.mark.parametrize(("answer", "removed"), [("once", True), ("deny", False)])
 async def test_asked_hermes_obeys(bridge: Bridge, victim: Path, answer: str, removed: bool) -> None:
     ran = await bridge.run(f"Remove it: DANGER {victim}", answer, yolo=False)
@@ -228,6 +237,7 @@ async def test_approvals_that_the_configuration_takes_away(bridge: Bridge, victi
     assert _there(victim)
 
 
+@pytest.mark.long
 async def test_a_question_waits_for_its_answer(bridge: Bridge) -> None:
     ran = await bridge.run("Please ASK me", "green")
     [ask] = ran.of(Ask)
@@ -252,12 +262,14 @@ async def test_errors_of_the_provider(bridge: Bridge, prompt: str, code: str, re
     assert (code == "provider_rate_limit") == bool(ran.events("retry"))
 
 
+@pytest.mark.long
 async def test_an_empty_answer(bridge: Bridge) -> None:
     ran = await bridge.run("Be EMPTY")
     assert (ran.failure.code, ran.text) == ("empty_reply", "")
     assert "explainer." not in ran.failure.message
 
 
+@pytest.mark.long
 async def test_an_answer_that_broke_off_goes_on(bridge: Bridge) -> None:
     ran = await bridge.run(f"Be CUT {uuid4().hex}")
     assert ran.call.verdict() is None
@@ -270,6 +282,7 @@ async def test_a_turn_limit(bridge: Bridge) -> None:
     assert "No reply" not in ran.text
 
 
+@pytest.mark.long
 async def test_a_stop_in_the_answer_keeps_what_was_said(bridge: Bridge) -> None:
     ran = Ran(await bridge.start("Be SLOW"))
     async for _ in ran.batches():
@@ -280,6 +293,7 @@ async def test_a_stop_in_the_answer_keeps_what_was_said(bridge: Bridge) -> None:
     assert ran.call.told.finished, "Hermes came to an end by itself"
 
 
+@pytest.mark.long
 async def test_a_stop_inside_a_tool(bridge: Bridge) -> None:
     ran = Ran(await bridge.start("Start a SLEEPTOOL"))
     async for batch in ran.batches():
@@ -315,6 +329,7 @@ async def test_sigkill_leaves_nothing(bridge: Bridge, who: str) -> None:
     await eventually(lambda: not processes(bridge.trace), 20)
 
 
+@pytest.mark.long
 async def test_a_session_goes_on_and_an_unknown_one_is_an_error(bridge: Bridge, tmp_path: Path) -> None:
     marker = uuid4().hex
     first = await bridge.run(f"Remember {marker} PLAIN")
