@@ -132,6 +132,7 @@ async def test_what_was_asked_is_asked_again(broker: Broker, service: RunnerServ
     run = await stage.started()
     run.say("approval", approval_id="a1", command="ls", description="d")
     (before,) = await stage.asked(run_id)
+    await stage.has(run_id, 1)  # an ask is registered ahead of its item
     first.kill()
     await mortals.died(first)
     mortals.start()
