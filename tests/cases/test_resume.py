@@ -136,6 +136,7 @@ async def test_case_02_a_demoted_viewer_that_retention_overtakes_is_told_each_ti
     assert told
     begins = [1, *(gap["earliest"] for gap in told)]
     ends = [*(gap["requested"] for gap in told), 201]
+    assert all(begin <= end for begin, end in zip(begins[1:], ends[1:], strict=True)), "none is told twice"
     assert stream.seqs == [seq for begin, end in zip(begins, ends, strict=True) for seq in range(begin, end + 1)]
 
 

@@ -14,6 +14,7 @@ from contextlib import aclosing
 
 from broker.errors import RuncastError
 from broker.items import Cost, Event, Final, Item, MessageDelta, Usage
+from broker.merge import COUNTS
 from broker.requests import RunRequest
 from workers.hermes.calls import Ask, Batch, Drive, HermesCall
 from workers.hermes.command import Call, RefusedCall, Unavailable
@@ -28,7 +29,6 @@ from workers.runner import RunContext, RunnerFailed
 __all__ = ["HermesRunner", "call_of"]
 
 log = logging.getLogger("runcast.worker")
-_COUNTS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
 _TRANSCRIPT_MAX = 256 * 1024
 """Bytes of a transcript that the fence carries; a longer one is left to the items, and its size is said."""
 
@@ -158,7 +158,7 @@ class _Conversation:
         """Hermes does not know what this model costs: perhaps we do."""
         told = self._call.told
         self._counted += 1
-        spent = {name: getattr(usage, name) for name in _COUNTS}
+        spent = {name: getattr(usage, name) for name in COUNTS}
         for item in self._costs.count(told.model or "", spent, call=self._counted, provider=told.provider):
             await self._context.emit(item)
 
