@@ -254,8 +254,16 @@ async def _at_work(broker: Broker, model: FakeModel, mode: str, trace: str) -> l
             request = RunRequest(input=RunInput(message=prompt))
             runs.append(((await broker.runs.create(request))[0].run_id, partial))
     await eventually(lambda: pids(trace, "sleep 60", without="--query"), _STARTED, step=0.2)
-    for run_id, _ in runs if mode != "quiet" else []:
-        async for entry in broker.stream(run_id):
-            if entry.type == "message.delta" and entry.fields["text"].strip():
-                break
+    for run_id, partial in runs if mode != "quiet" else []:
+        await _said(broker, run_id, partial)
     return runs
+
+
+async def _said(broker: Broker, run_id: str, partial: str) -> None:
+    """Once all of ``partial`` is in the log: what a worker read last is lost with it."""
+    said = ""
+    async with asyncio.timeout(_STARTED):
+        async for entry in broker.stream(run_id):
+            said += entry.fields["text"] if entry.type == "message.delta" else ""
+            if said.strip().startswith(partial):
+                return
