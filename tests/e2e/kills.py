@@ -78,13 +78,14 @@ _ALL = {
     "cancel at the start": Scenario("Say something PLAIN", "started", "cancel", "cancelled"),
     "Hermes killed in a tool": _in_tool("kill", "hermes_died"),
 }
-_QUIET = ("silence", "cancel in a tool", "Hermes killed in a tool")
+_SOME = ("silence", "cancel in a tool", "Hermes killed in a tool")
+"""What every test run ends, and what there is in mode ``quiet``."""
 
 
-def scenarios(modes: tuple[str, ...], deadline: str) -> list[tuple[str, str]]:
+def scenarios(modes: tuple[str, ...], deadline: str, *, some: bool = False) -> list[tuple[str, str]]:
     """Mode and scenario: all of them in each mode that streams. ``deadline``: the mode that has a run with one, which
-    is stopped as by a cancel."""
-    chosen = [(mode, name) for name in _ALL for mode in modes if mode != "quiet" or name in _QUIET]
+    is stopped as by a cancel. ``some``: those that are no long test."""
+    chosen = [(mode, name) for name in _ALL for mode in modes if name in _SOME or not (some or mode == "quiet")]
     return [(mode, name) for mode, name in chosen if name != "deadline" or mode == deadline]
 
 

@@ -21,7 +21,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -34,7 +34,7 @@ from workers.hermes.runner import HermesRunner
 from workers.hermes.settings import HermesSettings
 from workers.worker import Worker
 
-__all__ = ["BUILDS", "MODES", "what_arrives"]
+__all__ = ["BUILDS", "MODES", "PROMPTS", "SOME", "what_arrives"]
 
 BUILDS = {"0.19.0": "RUNCAST_TEST_HERMES_019", "0.22.2": "RUNCAST_TEST_HERMES"}
 MODES = {
@@ -57,6 +57,8 @@ PROMPTS = {
     "cut": "Be CUT",
     "empty": "Say nothing: EMPTY",
 }
+SOME = ("tool", "reasoning", "dangerous, asked", "401", "cut", "empty")
+"""What every test run asks; all of it takes minutes, and is long."""
 DOCUMENT = Path(__file__).parents[2] / "docs" / "hermes.md"
 
 
@@ -162,15 +164,18 @@ def documented(build: str, mode: str) -> dict[str, str]:
     return {row[0]: row[column].strip("`") for row in rows[2:]}
 
 
-async def what_arrives(build: str, mode: str, broker: Broker, model: FakeModel, home: Path, folder: Path) -> str:
-    """Run every prompt, several at once; returns the column as a table, once it equals the documented one."""
+async def what_arrives(
+    build: str, mode: str, broker: Broker, model: FakeModel, home: Path, folder: Path, kinds: Sequence[str] = SOME
+) -> str:
+    """Run those prompts, several at once; returns the column as a table, once it equals the documented one."""
     trace = uuid4().hex
     environ = {**os.environ, "HERMES_HOME": str(home), "HOME": str(home), "RUN_TRACE": trace}
     runner = HermesRunner(HermesSettings(bin=hermes_binary(BUILDS[build]), mode=mode), environ=environ)
     async with worker(broker, runner):
-        runs = await asyncio.gather(*(_run(broker, kind, folder) for kind in PROMPTS))
-    arrived = {kind: _marks(model, *run) for kind, run in zip(PROMPTS, runs, strict=True)}
+        runs = await asyncio.gather(*(_run(broker, kind, folder) for kind in kinds))
+    arrived = {kind: _marks(model, *run) for kind, run in zip(kinds, runs, strict=True)}
     table = "\n".join(f"| {kind} | `{marks}` |" for kind, marks in arrived.items())
     assert not processes(trace), "no process is left"
-    assert arrived == documented(build, mode), f"Hermes {build}, mode {mode}:\n{table}"
+    said = {kind: marks for kind, marks in documented(build, mode).items() if kind in kinds or kind not in PROMPTS}
+    assert arrived == said, f"Hermes {build}, mode {mode}:\n{table}"
     return table

@@ -13,7 +13,7 @@ from broker import api
 from broker.api import Broker
 from broker.settings import Settings
 from tests.e2e.hermes import make_home
-from tests.e2e.matrix import MODES, what_arrives
+from tests.e2e.matrix import MODES, PROMPTS, SOME, what_arrives
 from tests.fake_model import FakeModel
 from tests.servers import RedisServer
 
@@ -43,10 +43,17 @@ async def broker(redis7: RedisServer, tmp_path: Path) -> AsyncIterator[Broker]:
         yield opened
 
 
+@pytest.mark.parametrize("kinds", [SOME, pytest.param(tuple(PROMPTS), marks=pytest.mark.long)], ids=["some", "all"])
 @pytest.mark.parametrize("mode", MODES[BUILD])
 async def test_what_arrives_is_what_the_docs_say(
-    mode: str, broker: Broker, model: FakeModel, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    mode: str,
+    kinds: tuple[str, ...],
+    broker: Broker,
+    model: FakeModel,
+    home: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    table = await what_arrives(BUILD, mode, broker, model, home, tmp_path)
+    table = await what_arrives(BUILD, mode, broker, model, home, tmp_path, kinds)
     with capsys.disabled():
         print(f"\nHermes {BUILD}, mode {mode}\n{table}")

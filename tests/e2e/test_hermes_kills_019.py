@@ -43,8 +43,11 @@ async def broker(redis7: RedisServer, tmp_path: Path) -> AsyncIterator[Broker]:
         yield opened
 
 
-async def test_whoever_ends_a_run_nothing_of_it_is_left(broker: Broker, model: FakeModel, home: Path) -> None:
-    pairs = scenarios(MODES[BUILD], deadline="text")
+@pytest.mark.parametrize("some", [True, pytest.param(False, marks=pytest.mark.long)], ids=["some", "all"])
+async def test_whoever_ends_a_run_nothing_of_it_is_left(
+    some: bool, broker: Broker, model: FakeModel, home: Path
+) -> None:
+    pairs = scenarios(MODES[BUILD], deadline="text", some=some)
     told = await fates(Stage(broker, hermes_binary(BUILDS[BUILD]), model, home), pairs)
     assert told == {pair: expected(*pair) for pair in pairs}
 
