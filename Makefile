@@ -27,7 +27,7 @@ up: $(VENV)/.installed
 	@$(BIN)/runcast up $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(PYTEST) -m "not long and not alone" -n $(WORKERS) --dist loadfile $(ARGS) || [ $$? -eq 5 ]
+	$(PYTEST) -m "not long and not alone" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS) || [ $$? -eq 5 ]
 	$(PYTEST) -m "alone and not long" $(ARGS) || [ $$? -eq 5 ]
 
 test-long: $(VENV)/.installed-dev

@@ -24,6 +24,11 @@ hypothesis.settings.load_profile("runcast")
 STORES = ["memory", "embedded", "redis7", "redis7-tls"]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first: a file that takes minutes must not be what one process alone still does in the end."""
+    items.sort(key=lambda item: "e2e" not in item.path.parts)
+
+
 def missing(reason: str) -> None:
     """Skip this test, or fail it where everything must be there."""
     if os.environ.get("CI") == "true":
