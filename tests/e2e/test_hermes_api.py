@@ -40,7 +40,7 @@ OLDER, NEWER = "RUNCAST_TEST_HERMES_019", "RUNCAST_TEST_HERMES"
 KEY = "a-key-of-the-operator-" + uuid4().hex
 
 
-@pytest.fixture(scope="module", params=[NEWER, OLDER], ids=["0.22", "0.19"])
+@pytest.fixture(scope="module", params=[NEWER, pytest.param(OLDER, marks=pytest.mark.long)], ids=["0.22", "0.19"])
 def hermes(request: pytest.FixtureRequest) -> str:
     return hermes_binary(request.param)
 

@@ -108,7 +108,7 @@ def model() -> Iterator[FakeModel]:
         yield serving
 
 
-@pytest.fixture(scope="module", params=BUILDS)
+@pytest.fixture(scope="module", params=[pytest.param("0.19", marks=pytest.mark.long), "0.22"])
 def build(
     request: pytest.FixtureRequest, model: FakeModel, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, Path]:
@@ -195,7 +195,6 @@ async def test_yolo_runs_what_is_dangerous(bridge: Bridge, victim: Path) -> None
 
 
 @pytest.mark.long
-@pytest.mark.long
 @pytest.mark.parametrize(("answer", "removed"), [("once", True), ("deny", False)])
 async def test_asked_hermes_obeys(bridge: Bridge, victim: Path, answer: str, removed: bool) -> None:
     ran = await bridge.run(f"Remove it: DANGER {victim}", answer, yolo=False)
@@ -248,6 +247,7 @@ async def test_a_question_waits_for_its_answer(bridge: Bridge) -> None:
     assert "green" in str(done.result)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("prompt", "code", "retryable", "words"),
     [
@@ -276,6 +276,7 @@ async def test_an_answer_that_broke_off_goes_on(bridge: Bridge) -> None:
     assert ran.text == f"{CUT}{PLAIN}"
 
 
+@pytest.mark.long
 async def test_a_turn_limit(bridge: Bridge) -> None:
     ran = await bridge.run("Use a TOOL", max_turns=1)
     assert ran.failure.code == "turn_limit"
@@ -358,7 +359,7 @@ async def test_a_hermes_that_is_not_set_up(bridge: Bridge, tmp_path: Path) -> No
     assert "hermes setup" in ran.failure.message
 
 
-@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("in_place", [True, pytest.param(False, marks=pytest.mark.long)])
 async def test_a_compressed_context(bridge: Bridge, tmp_path: Path, in_place: bool) -> None:
     home = tmp_path / "home"
     home.mkdir()

@@ -52,10 +52,12 @@ async def test_whoever_ends_a_run_nothing_of_it_is_left(
     assert told == {pair: expected(*pair) for pair in pairs}
 
 
+@pytest.mark.parametrize(
+    "modes", [("bridge", "api"), pytest.param(MODES[BUILD], marks=pytest.mark.long)], ids=["some", "all"]
+)
 async def test_a_worker_that_is_killed_leaves_nothing(
-    redis7: RedisServer, model: FakeModel, home: Path, tmp_path: Path
+    modes: tuple[str, ...], redis7: RedisServer, model: FakeModel, home: Path, tmp_path: Path
 ) -> None:
-    told = await killed_workers(MODES[BUILD], redis7, hermes_binary(BUILDS[BUILD]), model, home, tmp_path)
+    told = await killed_workers(modes, redis7, hermes_binary(BUILDS[BUILD]), model, home, tmp_path)
     in_tool, in_answer = (f"worker_lost, said: {said}" for said in (BEFORE_TOOL.strip(), "This is a whole line of it."))
-    streamed = {mode: [in_tool, in_answer] for mode in MODES[BUILD] if mode != "quiet"}
-    assert told == {**streamed, "quiet": ["worker_lost, said: "]}
+    assert told == {mode: ["worker_lost, said: "] if mode == "quiet" else [in_tool, in_answer] for mode in modes}

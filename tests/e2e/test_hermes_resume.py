@@ -40,7 +40,7 @@ def model() -> Iterator[FakeModel]:
         yield serving
 
 
-@pytest.fixture(scope="module", params=BUILDS)
+@pytest.fixture(scope="module", params=[pytest.param("0.19.0", marks=pytest.mark.long), "0.22.2"])
 def build(request: pytest.FixtureRequest) -> str:
     hermes_binary(BUILDS[request.param])
     return str(request.param)
