@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from broker.artifact_store import ArtifactStore
 from broker.bus import Bus
 from broker.cursor import Bounds, format_cursor, resolve
 from broker.errors import RuncastError, RunNotFound
@@ -82,10 +83,16 @@ class Broker:
         self.bus = Bus(store)
         self.runs = Runs(store, self.log, self.bus, self.queue)
         self.sessions = self.runs.sessions
+        self.ledger = self.runs.ledger
         self.owners = Owners(store)
         self.sweeper = Sweeper(self.runs)
         self.tail = Tail(store, settings)
         self.hub = Hub(self.log, self.tail, settings)
+
+    @cached_property
+    def artifacts(self) -> ArtifactStore:
+        """Where files of runs are kept. Raises ``InvalidRequest`` where the setting names no store."""
+        return ArtifactStore(self.settings)
 
     def publisher(self, claim: RunRecord) -> Publisher:
         """The writer of a run that this process has claimed."""

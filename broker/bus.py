@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from broker import metrics
 from broker.errors import InvalidRequest
 from broker.redis import Store
 
@@ -52,3 +53,4 @@ class Bus:
         cap = self._store.settings.bus_max_entries
         fields = (b"kind", kind, b"run_id", run_id, b"session_id", session_id, b"ts", ts, b"d", body)
         await self._store.call(b"XADD", key, b"MAXLEN", cap, b"*", *fields)
+        metrics.ANNOUNCED.inc()

@@ -11,7 +11,10 @@
     ├── UnknownRequest        the run asked nothing of that id
     ├── Conflict              the state forbids it
     │   ├── RunExists, IdempotencyConflict, RunEnded, ClaimRefused, LayoutMismatch
-    │   ├── AlreadyAnswered, TooManyAsks
+    │   ├── AlreadyAnswered, TooManyAsks, SessionBusy
+    ├── ArtifactNotFound      the run has no file of that name, or it is no longer kept
+    ├── ArtifactStoreUnavailable  where files are kept does not answer, or refuses
+    ├── CostCapReached        no run may be paid for today
     ├── Fenced                this worker no longer owns the run
     ├── Sealed                the run has its fence
     ├── LogGap                the log ends before the items that were to follow
@@ -28,9 +31,12 @@ from typing import ClassVar
 
 __all__ = [
     "AlreadyAnswered",
+    "ArtifactNotFound",
+    "ArtifactStoreUnavailable",
     "BadRequest",
     "ClaimRefused",
     "Conflict",
+    "CostCapReached",
     "DataDirUnusable",
     "Fenced",
     "IdempotencyConflict",
@@ -47,6 +53,7 @@ __all__ = [
     "RunNotFound",
     "RuncastError",
     "Sealed",
+    "SessionBusy",
     "SessionNotFound",
     "StoreError",
     "StoreUnavailable",
@@ -166,6 +173,45 @@ class TooManyAsks(Conflict):
     """The run waits for as many answers as it may."""
 
     code = "too_many_asks"
+
+
+class SessionBusy(Conflict):
+    """The session has one run at a time, and ``run_id`` is open. The next one may begin when that has ended."""
+
+    code = "session_busy"
+    retryable = True
+
+    def __init__(self, session_id: str, run_id: str) -> None:
+        busy = f"session {session_id!r} has one run at a time, and {run_id!r} is open"
+        super().__init__(f"{busy}: wait for its end, or cancel it")
+        self.run_id = run_id
+
+
+class ArtifactNotFound(RuncastError):
+    """The run left no file of that name, has not ended yet, or the file is no longer kept."""
+
+    code = "artifact_not_found"
+
+
+class ArtifactStoreUnavailable(RuncastError):
+    """The artifact store did not answer, is full, or refused: no word of Redis."""
+
+    code = "artifact_store_unavailable"
+    retryable = True
+
+
+class CostCapReached(RuncastError):
+    """What was spent today and what runs that go on hold back reach a cap: ``scope`` is ``total`` or ``principal``.
+
+    ``retry_after``: seconds to the next day (UTC). Sooner it may succeed where runs that go on turn out cheaper than
+    what they hold back."""
+
+    code = "cost_cap"
+    retryable = True
+
+    def __init__(self, message: str, *, scope: str, retry_after: int) -> None:
+        super().__init__(message)
+        self.scope, self.retry_after = scope, retry_after
 
 
 class Fenced(RuncastError):

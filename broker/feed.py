@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from broker import metrics
 from broker.chunks import Chunk, cut
@@ -29,6 +30,13 @@ _FENCE_TYPES = frozenset(name.encode() for name in FENCES)
 _SUSPECT_PAUSE = 0.25
 _AWAY_PAUSE = 0.25
 _LAG_PAUSE = 0.02
+
+
+class Behind(NamedTuple):
+    """How many of a run's viewers read what they missed, and how many take nothing just now."""
+
+    reading: int
+    paused: int
 
 
 class Feed:
@@ -189,6 +197,7 @@ class Feed:
                 self._overtaken(batch)
             self.window.push(batch)
             self._broadcast(batch)
+            _tell_lag(batch[0])
         finally:
             self._broadcasting = False
         for viewer in self._leaving:
@@ -461,9 +470,12 @@ class Feed:
 
     # Time.
 
-    def tick(self, now: float) -> None:
-        """Heartbeats in silence, cursors for hidden items, and an end for viewers that take nothing."""
+    def tick(self, now: float) -> Behind:
+        """Heartbeats in silence, cursors for hidden items, and an end for viewers that take nothing.
+
+        Returns how many are not live."""
         s = self.hub.settings
+        reading = paused = 0
         for group in list(self.groups.values()):
             if group.hidden and now - group.hidden_since >= s.cursor_seconds:
                 group.hidden = 0
@@ -473,12 +485,16 @@ class Feed:
                 self._group_write(group, group.format.heartbeat)
         for viewer in list(self.viewers):
             if viewer.paused:
+                paused += 1
                 if now - viewer.paused_at >= s.stall_limit:
                     viewer.finish("stalled")
                     if viewer.abort is not None:
                         viewer.abort()
-            elif (not viewer.live or viewer in self.ahead) and now - viewer.last_write >= s.heartbeat:
-                viewer.send(viewer.format.heartbeat)
+            elif not viewer.live or viewer in self.ahead:
+                reading += 1
+                if now - viewer.last_write >= s.heartbeat:
+                    viewer.send(viewer.format.heartbeat)
+        return Behind(reading, paused)
 
     def _group_write(self, group: Group, payload: Any) -> None:
         self._broadcasting = True
@@ -489,3 +505,13 @@ class Feed:
         for viewer in self._leaving:
             self.detach(viewer)
         self._leaving.clear()
+
+
+def _tell_lag(oldest: Entry) -> None:
+    """How long ago an item was made that has just gone out. Its data begins with its time (``broker.items``)."""
+    data = oldest.data
+    try:
+        made = float(data[6 : data.index(b",", 6)])
+    except ValueError:  # somebody else's writing
+        return
+    metrics.DELIVERY_LAG.observe(max(time.time() - made, 0.0))

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from broker import metrics
 from broker.items import Entry, Mode, modes_of
 from broker.viewer import Format, Framing, Viewer
 
@@ -30,6 +31,8 @@ class Group:
             return
         self.last_write = time.monotonic()
         framed = self.framing(payload)
+        if type(framed) is bytes:
+            metrics.STREAM_BYTES.inc(len(framed) * len(self.viewers))
         for write in self.viewers.values():
             write(framed)
 

@@ -21,6 +21,7 @@ from broker.chunks import ChunkCache
 from broker.errors import RuncastError, RunNotFound, StoreUnavailable
 from broker.feed import Feed
 from broker.log import LogState, RunLog
+from broker.logs import unbound
 from broker.settings import Settings
 from broker.tail import Subscription, Tail
 from broker.viewer import Viewer
@@ -113,8 +114,9 @@ class Hub:
             feed = self.feeds[viewer.run_id] = Feed(self, viewer.run_id, last=last, average=average, epoch=epoch)
             metrics.FEEDS.inc()
         if self._ticker is None:
-            self._ticker = asyncio.create_task(self._tick_forever(), name="hub ticker")
+            self._ticker = asyncio.create_task(self._tick_forever(), name="hub ticker", context=unbound())
         metrics.VIEWERS.inc()
+        metrics.STREAMS.labels(viewer.format.name).inc()
         feed.enter(viewer, follow=not ended)
         return feed
 
@@ -124,6 +126,7 @@ class Hub:
             return
         feed.leave(viewer)
         metrics.VIEWERS.dec()
+        metrics.STREAM_SECONDS.labels(viewer.reason or "left").observe(time.monotonic() - viewer.began)
         if not feed.viewers and self.feeds.get(viewer.run_id) is feed:
             del self.feeds[viewer.run_id]
             metrics.FEEDS.dec()
@@ -157,14 +160,25 @@ class Hub:
 
     async def _tick_forever(self) -> None:
         pause = min(0.5, self.settings.heartbeat / 4, self.settings.cursor_seconds / 4)
+        due = time.monotonic() + pause
         while True:
             await asyncio.sleep(pause)
             now = time.monotonic()
-            for feed in list(self.feeds.values()):
-                try:
-                    feed.tick(now)
-                except Exception:  # one run's fault must not silence all the others
-                    log.exception("run %s: its viewers could not be seen to", feed.run_id)
+            metrics.LOOP_LAG.observe(max(now - due, 0.0))
+            self._tick(now)
+            due = time.monotonic() + pause
+
+    def _tick(self, now: float) -> None:
+        reading = paused = 0
+        for feed in list(self.feeds.values()):
+            try:
+                behind = feed.tick(now)
+            except Exception:  # one run's fault must not silence all the others
+                log.exception("run %s: its viewers could not be seen to", feed.run_id)
+            else:
+                reading, paused = reading + behind.reading, paused + behind.paused
+        metrics.VIEWERS_BEHIND.labels("reading").set(reading)
+        metrics.VIEWERS_BEHIND.labels("paused").set(paused)
 
     async def _verify(self, subscriptions: list[Subscription]) -> None:
         """A lane has (re)connected: was any of its logs rewound meanwhile?"""

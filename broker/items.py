@@ -231,7 +231,12 @@ class Event(Item, kw_only=True, frozen=True, tag="event"):
 
 
 class Final(Item, kw_only=True, frozen=True, tag="final"):
-    """The fence of a completed run. ``message`` is the last round's."""
+    """The fence of a completed run. ``message`` is the last round's.
+
+    ``artifacts``: the files that it made or changed, ``{name, size, sha256, type}`` each. ``artifacts_skipped``: what
+    was left out, ``{count, files: [{name, reason, size?}]}``. Both only where the run had a workspace. ``steps``: what
+    came before ``message``, see ``broker.steps``; only where anything did.
+    """
 
     MODES: ClassVar[Mode] = ALL
     message: dict[str, Any] | None = None
@@ -240,10 +245,13 @@ class Final(Item, kw_only=True, frozen=True, tag="final"):
     cost: dict[str, Any] | None = None
     hermes_session_id: str | None = None
     metadata: dict[str, Any] = {}
+    artifacts: list[dict[str, Any]] | UnsetType = UNSET
+    artifacts_skipped: dict[str, Any] | UnsetType = UNSET
+    steps: list[dict[str, Any]] | UnsetType = UNSET
 
 
 class Failed(Item, kw_only=True, frozen=True, tag="failed"):
-    """The fence of a failed run. ``partial`` is the merged message so far."""
+    """The fence of a failed run. ``partial`` is the merged message so far. Its files are told as with ``final``."""
 
     MODES: ClassVar[Mode] = ALL
     code: str
@@ -253,6 +261,9 @@ class Failed(Item, kw_only=True, frozen=True, tag="failed"):
     usage: dict[str, Any] | None = None
     cost: dict[str, Any] | None = None
     hermes_session_id: str | None = None
+    artifacts: list[dict[str, Any]] | UnsetType = UNSET
+    artifacts_skipped: dict[str, Any] | UnsetType = UNSET
+    steps: list[dict[str, Any]] | UnsetType = UNSET
 
 
 class Cancelled(Item, kw_only=True, frozen=True, tag="cancelled"):
@@ -266,6 +277,7 @@ class Cancelled(Item, kw_only=True, frozen=True, tag="cancelled"):
     usage: dict[str, Any] | None = None
     cost: dict[str, Any] | None = None
     hermes_session_id: str | None = None
+    steps: list[dict[str, Any]] | UnsetType = UNSET
 
 
 StreamItem: TypeAlias = (

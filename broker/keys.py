@@ -99,3 +99,11 @@ class Keys:
     def sessions(self, name: str) -> bytes:
         """Of all sessions together: ``index``, ``changes``, ``version``, ``followed``."""
         return self._prefix + b"{sessions}:" + name.encode()
+
+    def ledger(self, name: str) -> bytes:
+        """In the ledger's slot: ``held``, ``open``, ``audit``, ``day:YYYY-MM-DD``, ``settled:RUN``, ``costs:…``."""
+        return self._prefix + b"{ledger}:" + name.encode("utf-8", "surrogatepass")
+
+    def artifacts_swept(self) -> bytes:
+        """There while it is nobody's turn to look for stored files that are too old."""
+        return self._prefix + b"artifacts:swept"

@@ -19,7 +19,7 @@ import msgspec
 
 from broker.items import TYPES, Encoded, Item, Raw, encode, escape
 
-__all__ = ["Fit", "fit"]
+__all__ = ["Fit", "fit", "shortened"]
 
 
 class Fit(NamedTuple):
@@ -63,6 +63,11 @@ def fit(item: Item | Raw, limit: int, ts: float = 0.0) -> Fit:
         return _split(encoded.type, fields, split, limit)
     cut, lost = _cut_item(encoded, fields, limit)
     return Fit([cut], 0, lost)
+
+
+def shortened(value: dict[str, Any], limit: int) -> dict[str, Any]:
+    """An object in ``limit`` bytes of JSON, or nearly: its longest parts are cut first, and keep their types."""
+    return value if _size(value) <= limit else _shrink_dict(value, limit, 0)
 
 
 def _split(type_: str, fields: dict[str, Any], field: str, limit: int) -> Fit:

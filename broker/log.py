@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from broker.errors import Fenced, InvalidItem, ItemTooBig, LogGap, RunNotFound, Sealed, StoreError
+from broker import metrics
+from broker.errors import Fenced, InvalidItem, ItemTooBig, LogGap, RuncastError, RunNotFound, Sealed, StoreError
 from broker.ids import check_id
 from broker.items import Encoded, Entry
 from broker.records import ENDED, RunRecord, pairs, parse_record
@@ -90,7 +91,9 @@ class RunLog:
         reply = await self._store.script(self._append, keys, args)
         if reply[0] == b"OK":
             return int(reply[1])
-        raise _refusal(run_id, reply)
+        refusal = _refusal(run_id, reply)
+        metrics.APPEND_REFUSED.labels(refusal.code).inc()
+        raise refusal
 
     async def read(self, run_id: str, after: int, *, limit: int, until: int | None = None) -> list[Entry]:
         """Up to ``limit`` items after the seq ``after`` and up to the seq ``until``, oldest first."""
@@ -156,7 +159,7 @@ class RunLog:
         return record, record.first if kept else record.last + 1
 
 
-def _refusal(run_id: str, reply: Sequence[Any]) -> Exception:
+def _refusal(run_id: str, reply: Sequence[Any]) -> RuncastError:
     match reply[0]:
         case b"NOTFOUND":
             return RunNotFound(run_id)

@@ -114,6 +114,11 @@ class Merger:
         draft = self._drafts.get((round, choice))
         return draft.message(raw=raw) if draft is not None and draft.has_content else None
 
+    def round_of(self, call_id: str) -> int:
+        """The round in which a tool call was made; of one that is not known the round under way."""
+        call = self._calls.get(call_id)
+        return call.round if call is not None else max(self._round, 1)
+
     def partial(self) -> dict[str, Any] | None:
         """The last round's message as far as it came. A call that never started is marked, as it may lack its end,
 

@@ -294,10 +294,12 @@ class Publisher:
         waited: _Outage | None = None
         while True:
             metrics.APPEND_CALLS.inc()
+            began = time.perf_counter()
             try:
                 for start in range(0, len(batch), BATCH_ITEMS):
                     part = batch[start : start + BATCH_ITEMS]
                     await self._log.append(self.run_id, self.owner, self.epoch, first + start, part)
+                metrics.APPEND_SECONDS.observe(time.perf_counter() - began)
                 return
             except StoreUnavailable as error:
                 waited = waited or _Outage(self._settings.outage_limit)

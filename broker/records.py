@@ -120,9 +120,17 @@ class RunRecord(msgspec.Struct, kw_only=True, frozen=True):
     queue: str
     queue_entry: str
     asks: tuple[OpenAsk, ...] = ()
+    earlier: tuple[dict[str, Any], ...] = ()
+    """What attempts that lost their worker told of their cost; empty where one told nothing. It is void, yet spent."""
     source: str | None = None
     """Of a run that is relayed from another service: where its worker stands there, in the runner's own words.
     ``None``: the run is not relayed, or its worker has not reached the service yet."""
+    trace: str | None = None
+    """Traceparent of what made it, where there are traces."""
+    waits: bool = False
+    """It is queued, and earlier runs of its session come first (``broker.session_turns``)."""
+    lingers: bool = False
+    """Its worker says when all is cleared up that it leaves behind its fence; its session's next run begins then."""
 
     @property
     def ended_(self) -> bool:
@@ -178,7 +186,11 @@ def _parse(run_id: str, fields: Mapping[bytes, bytes]) -> RunRecord:
         queue=fields[b"queue"].decode(),
         queue_entry=fields[b"queue_entry"].decode(),
         asks=_asks(fields),
+        earlier=_earlier(fields.get(b"earlier")),
         source=fields[b"source"].decode() if b"source" in fields else None,
+        trace=fields[b"trace"].decode("ascii", "replace") if b"trace" in fields else None,
+        waits=b"waits" in fields and fields[b"status"] == b"queued",
+        lingers=b"lingers" in fields,
     )
 
 
@@ -203,6 +215,11 @@ def parse_ask(request_id: str, value: bytes) -> OpenAsk | Settled | None:
         return msgspec.convert({**known, **empty}, OpenAsk)
     except (ValueError, TypeError, msgspec.ValidationError):
         return None
+
+
+def _earlier(lines: bytes | None) -> tuple[dict[str, Any], ...]:
+    costs = [_cost(_json({b"cost": line}, b"cost")) or {} for line in (lines or b"").splitlines()]
+    return tuple(costs)
 
 
 def _time(fields: Mapping[bytes, bytes], name: bytes) -> float | None:

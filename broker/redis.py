@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, NamedTuple
 
 from redis.exceptions import ConnectionError as Disconnected
 from redis.exceptions import InvalidResponse, NoScriptError, RedisError, ResponseError
 
+from broker import metrics
 from broker.connections import Arg, Pool, StoreConnection, exchange, make, pack, reply_text
 from broker.embedded import Attachment, attach
 from broker.errors import LayoutMismatch, StoreError, StoreUnavailable
@@ -26,6 +28,8 @@ from broker.urls import Target, parse
 
 __all__ = ["Link", "Refused", "Stats", "Store"]
 
+_COUNTED = {result: metrics.STORE_REQUESTS.labels(result) for result in ("answered", "away", "refused")}
+"""Made at once: of a series that begins with its first outage Prometheus sees no increase."""
 _AWAY = {"LOADING", "READONLY", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "UNBLOCKED"}
 _NOT_NOW = frozenset(_AWAY | {"NOREPLICAS", "MISCONF", "OOM", "BUSY"})
 """Replies that say: later, or elsewhere. The connection is closed, so that the next one is made anew (a promoted
@@ -152,6 +156,20 @@ class Store:
         return asyncio.get_running_loop().time() + self._deadline
 
     async def _request(self, packed: bytes, count: int, until: float) -> list[Any]:
+        began = time.perf_counter()
+        try:
+            replies = await self._sent(packed, count, until)
+        except StoreUnavailable:
+            _COUNTED["away"].inc()
+            raise
+        except StoreError:
+            _COUNTED["refused"].inc()
+            raise
+        _COUNTED["answered"].inc()
+        metrics.STORE_SECONDS.observe(time.perf_counter() - began)
+        return replies
+
+    async def _sent(self, packed: bytes, count: int, until: float) -> list[Any]:
         try:
             async with asyncio.timeout_at(until):
                 connection = await self._pool.take()
@@ -183,6 +201,7 @@ class Store:
 
     def _interrupted(self) -> None:
         self._interruptions += 1
+        metrics.STORE_INTERRUPTIONS.inc()
 
     @property
     def interruptions(self) -> int:

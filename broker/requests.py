@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from broker.artifacts import InboundArtifact
 from broker.errors import InvalidRequest, ItemTooBig
 from broker.ids import check_id
 
@@ -17,7 +18,11 @@ _Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class RunInput(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """What the runner is given. ``approvals``: ``yolo`` runs every tool, ``ask`` asks before each dangerous one."""
+    """What the runner is given. ``approvals``: ``yolo`` runs every tool, ``ask`` asks before each dangerous one.
+
+    ``artifacts`` are files for its workspace; ``attachments`` are passed on as they are by a runner that relays to a
+    service with attachments of its own.
+    """
 
     message: str
     model: str | None = None
@@ -25,7 +30,8 @@ class RunInput(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
     toolsets: list[str] | None = None
     max_turns: _Positive | None = None
     approvals: Literal["yolo", "ask"] = "yolo"
-    artifacts: list[Any] | None = None
+    artifacts: list[InboundArtifact] | None = None
+    attachments: list[Any] | None = None
 
 
 class RunRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -52,7 +58,9 @@ class RunRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
             raise ItemTooBig(f"the message has {message} bytes, {max_bytes} are allowed", field="input.message")
         whole = len(self.encoded())
         if whole > 2 * max_bytes:
-            raise ItemTooBig(f"the request has {whole} bytes, {2 * max_bytes} are allowed", field="metadata")
+            inline = any(artifact.content_base64 for artifact in self.input.artifacts or ())
+            field = "input.artifacts" if inline else "metadata"
+            raise ItemTooBig(f"the request has {whole} bytes, {2 * max_bytes} are allowed", field=field)
 
     def encoded(self) -> bytes:
         """Its one JSON form, without what is as by default: requests that mean the same have the same.

@@ -8,26 +8,30 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
+import msgspec
+
+from broker import metrics
+from broker.artifacts import check_inbound
 from broker.asks import Asks
 from broker.bus import Bus
+from broker.creation import Busy, Creation, Making
 from broker.errors import (
     ClaimRefused,
     Fenced,
-    IdempotencyConflict,
     InvalidRequest,
     RuncastError,
     RunEnded,
-    RunExists,
     RunNotFound,
     Sealed,
     StoreError,
     StoreUnavailable,
 )
-from broker.fences import cancelled_fence, lost_fence, partial_of
-from broker.ids import IdMaker, check_id
+from broker.fences import NOTHING, Seen, cancelled_fence, lost_fence, seen_of
+from broker.ids import check_id
+from broker.ledger import Ledger
 from broker.listing import list_runs
 from broker.log import RunLog
 from broker.queue import Queue
@@ -35,10 +39,10 @@ from broker.records import Beat, RunRecord, Settled, Standing, pairs, parse_reco
 from broker.redis import Store
 from broker.requests import RunRequest
 from broker.scripts import SCRIPTS
+from broker.session_turns import SessionTurns
 from broker.sessions import Sessions
-from broker.settings import Settings
 
-__all__ = ["Beat", "Page", "RunRecord", "Runs"]
+__all__ = ["Beat", "Busy", "Page", "RunRecord", "Runs"]
 
 Page: TypeAlias = tuple[list[RunRecord], str | None]
 """Records, newest first, and the token of the page that follows."""
@@ -50,6 +54,7 @@ _REFUSALS = {
     b"ended": "it has ended",
     b"claimed": "somebody else claimed it",
     b"attempt": "that attempt is over",
+    b"waits": "earlier runs of its session come first",
 }
 
 
@@ -60,9 +65,11 @@ class Runs:
         self.store, self.log, self.bus, self.queue = store, log, bus, queue
         self.asks = Asks(store)
         self.sessions = Sessions(store)
+        self.turns = SessionTurns(self.sessions, self._enqueue)
+        self.ledger = Ledger(store)
         self._keys = store.keys
         self._settings = store.settings
-        self._new_id = IdMaker()
+        self._creation = Creation(self.sessions, self.turns)
 
     async def create(
         self,
@@ -72,85 +79,67 @@ class Runs:
         idempotency_key: str | None = None,
         principal: str = "",
         enqueue: bool = True,
+        before: Callable[[str], Awaitable[None]] | None = None,
+        busy: Busy | None = None,
     ) -> tuple[RunRecord, bool]:
         """Make a run and queue it; returns its record and whether this call made it.
 
         With ``idempotency_key`` the same request of the same principal makes one run however often it comes, and
         mends a run that never reached the queue. The record comes first, then the queue's entry; where the latter
         fails, or the process dies between, the run is queued by the sweep. ``enqueue=False``: the caller claims it.
-        Its session, where it names one, is told last; that is mended by whoever follows the bus.
+        Its session, where it names one, is told last; that is mended by whoever follows the bus. ``before`` is given
+        the id of a run that is about to be made: what it raises is raised, and no run is made.
 
-        Raises ``InvalidRequest``, ``ItemTooBig``, ``RunExists``, ``IdempotencyConflict``.
+        ``busy``: what becomes of it where its session has an open run. ``wait``: it is made, and may not be claimed
+        before the earlier ones have ended. ``refuse``: ``SessionBusy``. ``overlap``: it does not care, nor does one
+        that the caller claims. ``None``: as ``RUNCAST_SESSION_BUSY`` says, else ``overlap``.
+
+        Raises ``InvalidRequest``, ``ItemTooBig``, ``RunExists``, ``IdempotencyConflict``, ``SessionBusy``.
         """
         request.check(self._settings.item_max_bytes)
+        check_inbound(request.input.artifacts or (), self._settings)
+        if request.session_id is None or not enqueue:
+            busy = "overlap"
+        making = Making(request, principal, before, busy or self._settings.session_busy or "overlap")
         if idempotency_key is not None:
             if run_id is not None:
                 raise InvalidRequest("give a run id or an idempotency key, not both", field="run_id")
-            record, created = await self._create_once(request, idempotency_key, principal)
+            record, created = await self._creation.once(making, idempotency_key)
+            if not created and record.status == "queued":
+                await self.mend([record])
         else:
-            run_id = self._new_id() if run_id is None else check_id(run_id)
-            reply = await self._create(request, run_id, principal)
-            if reply[0] == b"EXISTS":
-                raise RunExists(f"there is a run {run_id!r} already: ids are not reused while their record lives")
-            record, created = parse_record(run_id, pairs(reply[2])), True
-        if created and enqueue:
+            record, created = await self._creation.new(making, run_id), True
+        (metrics.CREATED if created else metrics.REPEATED).inc()
+        if created and enqueue and not record.waits:
             try:
                 await self._enqueue(record, record.attempt)
             except StoreUnavailable as error:
                 _log.warning("run %s waits for the sweep to queue it: %s", record.run_id, error)
-        await self._join_session(record)
-        return record, created
+        return await self._join_session(record, created), created
 
-    async def _join_session(self, record: RunRecord) -> None:
-        """Tell the run's session of it. Where that fails, whoever follows the bus does it later."""
+    async def _join_session(self, record: RunRecord, created: bool) -> RunRecord:
+        """Tell the run's session of it, and let it begin where it is its turn: → its record by then.
+
+        Where that fails, whoever follows the bus does it later.
+        """
         try:
-            await self.sessions.fold(record)
+            if await self.turns.told(record) == record.run_id:
+                return msgspec.structs.replace(record, waits=False)
         except RuncastError as error:
             _log.warning("run %s is not in its session yet: %s", record.run_id, error)
-
-    async def _create_once(self, request: RunRequest, key: str, principal: str) -> tuple[RunRecord, bool]:
-        whose = principal.encode()
-        digest = hashlib.sha256(b"%d:%b:%b" % (len(whose), whose, key.encode("utf-8", "replace"))).hexdigest()
-        partition = self._keys.partition(digest)
-        entry = self._keys.idempotency(partition, digest)
-        stale = ""
-        while True:
-            run_id = self._new_id.in_partition(partition, self._keys.partitions)
-            reply = await self._create(request, run_id, principal, (entry, stale))
-            if reply[0] == b"OK":
-                return parse_record(run_id, pairs(reply[2])), True
-            if reply[0] == b"EXISTS":
-                continue  # drawn twice; the next one differs
-            known = reply[1].decode()
-            record = await self.find(known)
-            if record is None:
-                stale = known  # its record is gone: the key is free again
-                continue
-            if reply[0] == b"CONFLICT":
-                raise IdempotencyConflict(
-                    f"this idempotency key made run {known!r} from another body: use a new key for a new request"
-                )
-            if record.status == "queued":
-                await self.mend([record])
-            return record, False
-
-    async def _create(
-        self, request: RunRequest, run_id: str, principal: str, once: tuple[bytes, str] | None = None
-    ) -> Sequence[Any]:
-        p = self._keys.partition(run_id)
-        keys = [*self._own_keys(run_id), self._keys.live(p), self._keys.runs(p), self._keys.bus(p)]
-        args: list[Any] = [run_id, request.encoded(), request.session_id or "", principal, request.on_worker_lost]
-        args += [_limits(self._settings), self._settings.queue]
-        if once is not None:
-            keys.append(once[0])
-            args += [request.digest(), once[1]]
-        reply: Sequence[Any] = await self.store.script(SCRIPTS["create"], keys, args)
-        return reply
+        if record.waits and created:
+            metrics.SESSION_WAITS.inc()
+        return record
 
     async def find(self, run_id: str) -> RunRecord | None:
         """The record, or ``None``."""
         flat = await self.store.call(b"HGETALL", self._keys.run(check_id(run_id)))
         return parse_record(run_id, pairs(flat)) if flat else None
+
+    async def trace_of(self, run_id: str) -> str | None:
+        """The traceparent of what made the run; ``None``: it has none, or no record."""
+        value = await self.store.call(b"HGET", self._keys.run(check_id(run_id)), b"trace")
+        return None if value is None else str(value.decode("ascii", "replace"))
 
     async def get(self, run_id: str) -> RunRecord:
         """The record. Raises ``RunNotFound``."""
@@ -168,27 +157,36 @@ class Runs:
         """
         return await list_runs(self.store, status=status, session_id=session_id, limit=limit, before=before)
 
-    async def cancel(self, run_id: str) -> RunRecord:
+    async def cancel(self, run_id: str, *, principal: str = "") -> RunRecord:
         """Ask a run to stop, durably: a queued run ends at once, a running one when its worker hears of it.
 
         Repeatable: also once the run has ended as cancelled by such a request. Returns the record as it is then.
         Raises ``RunNotFound``, ``RunEnded``.
         """
         record = await self.get(run_id)
-        partial = await self._partial(record) if record.status == "queued" else None
+        seen = await self._seen(record) if record.status == "queued" else NOTHING
         p = self._keys.partition(run_id)
         keys = [*self._own_keys(run_id), self._keys.live(p), self._keys.bus(p), self._keys.ids(run_id)]
-        fence = cancelled_fence(record, partial, self._settings.item_max_bytes)
+        fence = cancelled_fence(record, seen, self._settings.item_max_bytes)
         reply = await self.store.script(SCRIPTS["cancel"], keys, [run_id, fence])
         if reply[0] == b"NOTFOUND":
             raise RunNotFound(run_id)
+        metrics.CANCELS.labels(reply[0].decode().lower()).inc()
         if reply[0] == b"ENDED" and not (reply[1] == b"cancelled" and reply[2]):
             raise RunEnded(f"run {run_id!r} has ended as {reply[1].decode()}: there is nothing to cancel")
+        if reply[0] == b"OK":
+            await self.ledger.audit.note("cancel", run_id=run_id, principal=principal, status=reply[1].decode())
+            if reply[1] == b"cancelled":
+                await self.ledger.try_settle(run_id)
+                await self.turns.try_over(run_id)
         return await self.get(run_id)
 
     async def answer(self, run_id: str, request_id: str, answer: str | bool, *, principal: str = "") -> Settled:
         """Answer what a run asked a person: see ``Asks.answer`` for what it raises. The first answer counts."""
-        return await self.asks.answer(run_id, request_id, answer, principal=principal)
+        settled = await self.asks.answer(run_id, request_id, answer, principal=principal)
+        said = {"answer": settled.answer} if self._settings.audit_text else {}
+        await self.ledger.audit.note("input", run_id=run_id, principal=principal, request_id=request_id, **said)
+        return settled
 
     async def cancel_token(self, run_id: str) -> str:
         """What lets its holder cancel the run: an HMAC of the id under the deployment's secret."""
@@ -199,15 +197,17 @@ class Runs:
         expected = await self.cancel_token(run_id)
         return hmac.compare_digest(expected.encode(), token.encode("utf-8", "replace"))
 
-    async def claim(self, run_id: str, attempt: int, owner: str) -> RunRecord:
+    async def claim(self, run_id: str, attempt: int, owner: str, *, lingers: bool = False) -> RunRecord:
         """Make ``owner`` (a token of this claim alone) the run's owner; returns the record of that moment.
 
         Exactly one of several claims wins; repeated by the winner it succeeds again. Look at ``cancel_requested``
-        before running. Raises ``ClaimRefused``: then the queue's entry is of no use.
+        before running. ``lingers``: the owner calls ``turns.leave`` when it has cleared up behind the run's fence, and
+        the next run of its session begins then. Raises ``ClaimRefused``: then the queue's entry is of no use.
         """
         p = self._keys.partition(check_id(run_id))
         keys = [self._keys.run(run_id), self._keys.bus(p)]
-        reply = await self.store.script(SCRIPTS["claim"], keys, [run_id, attempt, owner])
+        args: list[Any] = [run_id, attempt, owner, "lingers" if lingers else ""]
+        reply = await self.store.script(SCRIPTS["claim"], keys, args)
         if reply[0] == b"REFUSED":
             reason = _REFUSALS.get(reply[1], reply[1].decode())
             raise ClaimRefused(f"attempt {attempt} of run {run_id!r} cannot be claimed: {reason}")
@@ -257,11 +257,12 @@ class Runs:
         ``"cancelled"`` or ``"queued"``, the others, and all where the owner was heard of, get ``None``.
         """
         limit = self._settings.item_max_bytes
-        partial = await self._partial(record)
-        fences = lost_fence(record, partial, limit), cancelled_fence(record, partial, limit)
+        seen = await self._seen(record)
+        fences = lost_fence(record, seen, limit), cancelled_fence(record, seen, limit)
         reply = await self._take_over(record.run_id, record.owner, record.beat, *fences)
         match reply[0]:
             case b"FAILED" | b"CANCELLED":
+                await self.turns.try_over(record.run_id)
                 return str(reply[0].decode().lower())
             case b"QUEUED":
                 await self._enqueue(record, int(reply[1]))
@@ -292,34 +293,36 @@ class Runs:
         latest = int(seconds) + int(micros) / 1e6 - self._settings.requeue_after
         waiting = [r for r in records if r.status == "queued" and float(r.beat) <= latest]
         lacking = await self.queue.lacking([(record.queue, record.queue_entry) for record in waiting])
-        mended = 0
+        mended, sessions = 0, set()
         for record, lacks in zip(waiting, lacking, strict=True):
-            if lacks and (await self._take_over(record.run_id, "", record.beat, b"{}", b"{}"))[0] == b"REQUEUE":
+            if not lacks:
+                continue
+            reply = await self._take_over(record.run_id, "", record.beat, b"{}", b"{}")
+            if reply[0] == b"REQUEUE":
                 await self._enqueue(record, record.attempt)
                 mended += 1
+            elif reply[0] == b"WAITS":
+                sessions.add(reply[1].decode())
+        for session_id in sessions:
+            mended += await self._mend_session(session_id)
         return mended
+
+    async def _mend_session(self, session_id: str) -> bool:
+        """Whether that let a run begin. Nobody told the session of what is over, or died before he let the next in."""
+        try:
+            return await self.turns.advance(session_id) is not None
+        except StoreError as error:  # one that is broken must not hold up the others
+            _log.error("session %s: %s", session_id, error)
+            return False
 
     async def _enqueue(self, record: Standing, attempt: int) -> None:
         entry = await self.queue.put(record.run_id, attempt, queue=record.queue)
         await self._beat(record.run_id, [record.run_id, b"", attempt, b"enqueued", entry])
 
-    async def _partial(self, record: RunRecord) -> dict[str, Any] | None:
+    async def _seen(self, record: RunRecord) -> Seen:
         pages = {"page_bytes": self._settings.read_bytes, "page_items": self._settings.read_items}
-        return await partial_of(self.log, record, **pages)
+        return await seen_of(self.log, record, **pages)
 
     def _own_keys(self, run_id: str) -> tuple[bytes, bytes, bytes]:
         check_id(run_id)
         return self._keys.run(run_id), self._keys.items(run_id), self._keys.control(run_id)
-
-
-def _limits(settings: Settings) -> str:
-    """What ``create`` keeps with the run, for every later script; its order is in create.lua."""
-    numbers = (
-        settings.item_max_bytes,
-        settings.run_max_items,
-        settings.run_max_bytes,
-        max(1, round(settings.run_ttl * 1000)),
-        max(1, round(settings.record_ttl * 1000)),
-        settings.bus_max_entries,
-    )
-    return " ".join(map(str, numbers))

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from broker.errors import StoreError
+from broker.hermes_ids import looks_like_hermes
 from broker.records import RunRecord
 from broker.transcript import messages_of, title_of
 
-__all__ = ["ActiveRun", "Session", "asked", "beginning", "ending", "fields", "parse_session"]
+__all__ = [
+    "ActiveRun",
+    "Session",
+    "Spent",
+    "asked",
+    "beginning",
+    "ending",
+    "fields",
+    "parse_session",
+    "spent_by",
+    "without",
+]
 
-_COUNTS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens")
+_COUNTS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
 _NANO = Decimal(1_000_000_000)
 
 
@@ -25,6 +37,13 @@ class ActiveRun(msgspec.Struct, kw_only=True, frozen=True):
     status: str
     message: str
     created: float
+
+
+class Spent(NamedTuple):
+    """Counts of tokens, and the cost in US dollars."""
+
+    usage: dict[str, int]
+    cost: Decimal
 
 
 class Session(msgspec.Struct, kw_only=True, frozen=True):
@@ -47,6 +66,19 @@ class Session(msgspec.Struct, kw_only=True, frozen=True):
     active: ActiveRun | None = None
 
 
+def spent_by(known: Mapping[bytes, bytes]) -> Spent:
+    """What the ended runs of a session used, all together, from the fields of its hash."""
+    return Spent({name: int(known.get(name.encode(), 0)) for name in _COUNTS}, int(known.get(b"cost_nano", 0)) / _NANO)
+
+
+def without(spent: Spent, record: RunRecord) -> Spent:
+    """The same but for one of those runs."""
+    flat = _counts_of(record)
+    mine = dict(zip(flat[::2], flat[1::2], strict=True))
+    usage = {name: max(count - mine.get(name, 0), 0) for name, count in spent.usage.items()}
+    return Spent(usage, max(spent.cost - mine.get("cost_nano", 0) / _NANO, Decimal(0)))
+
+
 def parse_session(session_id: str, known: Mapping[bytes, bytes], active: ActiveRun | None = None) -> Session:
     """The hash's fields → the session. Raises ``StoreError`` where somebody else wrote into it."""
 
@@ -54,6 +86,7 @@ def parse_session(session_id: str, known: Mapping[bytes, bytes], active: ActiveR
         return known[name].decode("utf-8", "replace") if known.get(name) else None
 
     try:
+        spent = spent_by(known)
         return Session(
             session_id=session_id,
             title=text(b"title") or "",
@@ -63,8 +96,8 @@ def parse_session(session_id: str, known: Mapping[bytes, bytes], active: ActiveR
             model=text(b"model"),
             provider=text(b"provider"),
             hermes_session_id=text(b"hermes_session_id"),
-            usage={name: int(known.get(name.encode(), 0)) for name in _COUNTS},
-            cost=int(known.get(b"cost_nano", 0)) / _NANO,
+            usage=spent.usage,
+            cost=spent.cost,
             active=active,
         )
     except (KeyError, ValueError) as error:
@@ -89,10 +122,21 @@ def beginning(record: RunRecord) -> list[Any]:
 def ending(record: RunRecord) -> list[Any]:
     """The arguments of ``end``."""
     item: dict[str, Any] = (record.outcome or {}).get("item") or {}
-    counts = _counts(item.get("usage") or record.usage, item.get("cost") or record.cost)
+    counts = _counts_of(record)
     ended = record.created if record.ended is None else record.ended
-    known = [repr(record.created), repr(ended), len(messages_of(record)), str(item.get("hermes_session_id") or "")]
+    lingers = "lingers" if record.lingers else ""
+    known = [repr(record.created), repr(ended), len(messages_of(record)), _hermes_of(record, item), lingers]
     return [*known, len(counts) // 2, *counts, *_described(record, item.get("message"))]
+
+
+def _hermes_of(record: RunRecord, item: Mapping[str, Any]) -> str:
+    """The session of Hermes that the run named. Where Hermes no longer knows the one that the session had, the next run
+    is to begin a new one instead of failing like this one. Not where the session is that very one: it was asked for."""
+    named = str(item.get("hermes_session_id") or "")
+    if item.get("code") != "hermes_session_not_found":
+        return named
+    own = "hermes_session_id" not in record.metadata and not looks_like_hermes(str(record.session_id))
+    return "-" if own else ""
 
 
 def _described(record: RunRecord, message: object) -> list[Any]:
@@ -100,6 +144,11 @@ def _described(record: RunRecord, message: object) -> list[Any]:
     answered = message.get("model") if isinstance(message, Mapping) else None
     title, model = title_of(request.get("message")), answered or request.get("model")
     return fields(title=title, model=model, provider=request.get("provider"))
+
+
+def _counts_of(record: RunRecord) -> Sequence[Any]:
+    item: dict[str, Any] = (record.outcome or {}).get("item") or {}
+    return _counts(item.get("usage") or record.usage, item.get("cost") or record.cost)
 
 
 def _counts(usage: object, cost: object) -> Sequence[Any]:

@@ -15,19 +15,31 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from broker.errors import BadRequest, SessionNotFound, StoreError
+from broker.hermes_ids import looks_like_hermes
 from broker.ids import IdMaker, check_id
 from broker.listing import Place
 from broker.records import ENDED, RunRecord, pairs, parse_record
 from broker.redis import Store
 from broker.scripts import SCRIPTS
-from broker.session_records import ActiveRun, Session, asked, beginning, ending, fields, parse_session
+from broker.session_records import (
+    ActiveRun,
+    Session,
+    Spent,
+    asked,
+    beginning,
+    ending,
+    fields,
+    parse_session,
+    spent_by,
+    without,
+)
 
-__all__ = ["CHANNEL_ENTRIES", "LIST_MAX", "ActiveRun", "Session", "Sessions"]
+__all__ = ["CHANNEL_ENTRIES", "LIST_MAX", "ActiveRun", "Session", "Sessions", "Told", "Turn"]
 
 _log = logging.getLogger("runcast.sessions")
 
@@ -37,6 +49,20 @@ LIST_MAX = 500
 _OPEN_MAX = 50
 """Open runs of one session that are looked at whenever it is read: more than one is rare."""
 _ROUNDS = 3
+
+
+class Told(NamedTuple):
+    """``news``: it was not known. ``next``: an open run whose turn it may be, or ``""``."""
+
+    news: bool
+    next: str
+
+
+class Turn(NamedTuple):
+    """The run that has the session's turn. ``since``: when it was made, ``None`` where it is open no more."""
+
+    run_id: str
+    since: float | None
 
 
 class Sessions:
@@ -57,6 +83,18 @@ class Sessions:
         reply = await self._tell(session_id, "make", "", fields(title=title, model=model, provider=provider))
         if title:
             await self._touch(session_id, reply[2], "session_new")
+        return await self.get(session_id)
+
+    async def adopt(self, session_id: str) -> Session:
+        """The session; one of Hermes' own that is not known here becomes one, under its id: its first run resumes it.
+
+        Repeatable. Raises ``SessionNotFound`` for an id that is neither ours nor one that Hermes could have made.
+        """
+        if (session := await self.find(session_id)) is not None:
+            return session
+        if not looks_like_hermes(session_id):
+            raise SessionNotFound(session_id)
+        await self._tell(session_id, "make", "", fields(hermes_session_id=session_id))
         return await self.get(session_id)
 
     async def reserve(self, session_id: str, run_id: str) -> str | None:
@@ -85,13 +123,30 @@ class Sessions:
 
     async def fold(self, record: RunRecord) -> bool:
         """Take in how a run stands: → whether that was news. Repeatable, by anybody; without a session: nothing."""
+        return (await self.tell(record)).news
+
+    async def tell(self, record: RunRecord) -> Told:
+        """The same, and whose turn it may be by now."""
         if record.session_id is None:
-            return False
+            return Told(False, "")
         verb, args = ("end", ending(record)) if record.is_ended else ("begin", beginning(record))
         reply = await self._tell(record.session_id, verb, record.run_id, args)
         # Also where nothing was new: whoever told the session may have died before he came here.
         await self._touch(record.session_id, reply[2], "run_ended" if record.is_ended else "run_started")
-        return bool(reply[1])
+        return Told(bool(reply[1]), reply[4].decode())
+
+    async def enter(self, session_id: str) -> Turn | None:
+        """Who has the turn; where nobody has it, the oldest open run has it from now on. ``None``: none is open.
+
+        Repeatable, by anybody. See ``broker.session_turns``, which is what calls this.
+        """
+        reply = await self._tell(check_id(session_id, "session_id"), "enter", "")
+        return Turn(reply[1].decode(), float(reply[2]) if reply[2] else None) if reply[1] else None
+
+    async def free(self, session_id: str, run_id: str) -> str:
+        """The turn of a run that has ended is over: → an open run whose turn it may be, or ``""``. Repeatable."""
+        reply = await self._tell(session_id, "free", run_id)
+        return str(reply[4].decode())
 
     async def note(
         self, session_id: str, name: str, event: Mapping[str, Any], *, mark: str = "", title: str = ""
@@ -185,6 +240,28 @@ class Sessions:
         """The ids of its runs, oldest first."""
         ids = await self.store.call(b"ZRANGE", self.keys.session_runs(check_id(session_id, "session_id")), 0, -1)
         return [run_id.decode() for run_id in ids]
+
+    async def resumes(self, session_id: str) -> str | None:
+        """The session of Hermes that its next run goes on with, all ended ones taken in; ``None``: none yet."""
+        key = self.keys.session(check_id(session_id, "session_id"))
+        known, open_runs = await self.store.pipeline([(b"HGET", key, b"hermes_session_id"), self._ask_open(session_id)])
+        before = _names(open_runs)
+        if len(before) > 1 and await self._settle(session_id, before) != before:
+            known = await self.store.call(b"HGET", key, b"hermes_session_id")
+        return known.decode("utf-8", "replace") if known else None
+
+    async def spent_before(self, session_id: str, run_id: str) -> Spent:
+        """What the session's other runs used that have ended by now. Raises ``SessionNotFound``."""
+        await self.get(session_id)  # what ended and was told by nobody is counted first
+        asks = [
+            (b"HGETALL", self.keys.session(session_id)),
+            (b"HEXISTS", self.keys.session_messages(session_id), check_id(run_id)),
+        ]
+        flat, counted = await self.store.pipeline(asks, atomic=True)
+        spent = spent_by(pairs(flat))
+        if counted and (record := await self.store.call(b"HGETALL", self.keys.run(run_id))):
+            return without(spent, parse_record(run_id, pairs(record)))
+        return spent
 
     # What is held for open.
 

@@ -7,10 +7,15 @@ Durations are seconds, sizes are bytes unless the name says otherwise.
 
 from __future__ import annotations
 
+from decimal import Decimal
+from ipaddress import ip_network
 from pathlib import Path
+from typing import Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from broker.money import MAX_DOLLARS
 
 __all__ = ["Settings"]
 
@@ -43,6 +48,9 @@ class Settings(BaseSettings):
     queue: str = Field(default="default", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     requeue_after: float = Field(default=10.0, gt=0)
     max_attempts: int = Field(default=3, ge=1)
+    session_busy: Literal["wait", "refuse"] | None = Field(
+        default=None, description="a run whose session has an open one; none: chats wait, other runs do not care"
+    )
     run_ttl: float = Field(default=86_400.0, gt=0)
     record_ttl: float = Field(default=604_800.0, gt=0)
     run_max_items: int = Field(default=100_000, ge=1)
@@ -79,9 +87,57 @@ class Settings(BaseSettings):
     body_max_bytes: int = Field(default=8 * _MIB, ge=1024)
     result_wait_max: float = Field(default=60.0, ge=0)
 
+    principal_header: str | None = Field(
+        default=None, pattern=r"^[A-Za-z0-9-]{1,64}$", description="who a proxy that asks says that the caller is"
+    )
+
+    # Money, in US dollars, and the audit.
+    cost_cap: Decimal | None = Field(default=None, ge=0, le=MAX_DOLLARS, description="a day (UTC), all together")
+    cost_cap_principal: Decimal | None = Field(default=None, ge=0, le=MAX_DOLLARS, description="a day, of each")
+    cost_reservation: Decimal | None = Field(
+        default=None, ge=0, le=MAX_DOLLARS, description="what a run holds back; none: what the model's last runs cost"
+    )
+    audit_max_entries: int = Field(default=50_000, ge=0, description="0: no audit")
+    audit_ttl: float = Field(default=2_592_000.0, gt=0)
+    audit_text: bool = Field(default=False, description="what was asked and answered is audited too")
+    audit_file: Path | None = Field(default=None, description="one process of those that name a file writes it")
+
     # The worker.
     concurrency: int = Field(default=4, ge=1)
     input_timeout: float = Field(
         default=300.0, gt=0, le=31_536_000, description="what a person has to answer what a run asks"
     )
     worker_drain: float = Field(default=30.0, ge=0, description="what running runs get to end by themselves at SIGTERM")
+    worker_metrics_port: int | None = Field(default=None, ge=1, le=65535, description="/metrics, /healthz, /readyz")
+
+    # Files: what runs are given and what they leave (docs/artifacts.md).
+    workspaces: Path | None = Field(default=None, description="a directory a session; none: below data_dir")
+    workspace_ttl: float = Field(default=604_800.0, ge=0, description="unused for so long they are removed; 0: kept")
+    artifact_store: str = Field(default="file:", description="file:[DIR], s3://, gs:// or az://")
+    artifact_key_id: SecretStr | None = None
+    artifact_secret_key: SecretStr | None = None
+    artifact_ttl: float = Field(default=604_800.0, ge=0, description="stored files are kept so long; 0: for ever")
+    inbound_count: int = Field(default=16, ge=0)
+    inbound_bytes: int = Field(default=32 * _MIB, ge=0)
+    inbound_total_bytes: int = Field(default=64 * _MIB, ge=0)
+    inbound_seconds: float = Field(default=60.0, gt=0, description="for all of a run's, from the first request on")
+    inbound_redirects: int = Field(default=5, ge=0, le=20)
+    inbound_types: str = Field(default="*", description="media types, image/* too, separated by commas")
+    inbound_networks: str = Field(default="", description="networks that are not public and still may be asked")
+    outbound_count: int = Field(default=100, ge=0, le=1_000)
+    outbound_bytes: int = Field(default=64 * _MIB, ge=0)
+    outbound_total_bytes: int = Field(default=256 * _MIB, ge=0)
+    outbound_seconds: float = Field(default=60.0, gt=0)
+
+    # What every process says of itself.
+    log_format: Literal["text", "json"] = "text"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    traces: bool = False
+
+    @field_validator("inbound_networks")
+    @classmethod
+    def _are_networks(cls, value: str) -> str:
+        """Said at start: a network that is not understood would only be missed once it is needed."""
+        for part in filter(None, (part.strip() for part in value.split(","))):
+            ip_network(part)
+        return value

@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from broker import metrics
 from broker.errors import RuncastError, StoreUnavailable
+from broker.redis import Stats
 from broker.runs import Runs
 
 __all__ = ["Observation", "SweepCounts", "Sweeper"]
@@ -51,6 +53,8 @@ class _Row(NamedTuple):
     beat: str
     queue: str
     queue_entry: str
+    waits: bool
+    """For its turn in its session."""
 
 
 class Observation:
@@ -101,13 +105,23 @@ class Sweeper:
     async def run_forever(self) -> None:
         """Sweep every ``settings.sweep`` seconds, and when a run's lease is over. An error ends one sweep, not this."""
         while True:
-            try:
-                await self.sweep_once()
-            except StoreUnavailable as error:
-                _log.info("the sweep waits for the store: %s", error)
-            except Exception:
-                _log.exception("a sweep failed; the next one comes")
+            await self._sweep_counted()
             await asyncio.sleep(self._pause())
+
+    async def _sweep_counted(self) -> None:
+        began = time.perf_counter()
+        result = "failed"
+        try:
+            await self.sweep_once()
+            result = "done"
+        except StoreUnavailable as error:
+            result = "store_away"
+            _log.info("the sweep waits for the store: %s", error)
+        except Exception:
+            _log.exception("a sweep failed; the next one comes")
+        metrics.SWEEPS.labels(result).inc()
+        _tell_connections(self._store.stats)
+        metrics.SWEEP_SECONDS.observe(time.perf_counter() - began)
 
     def _pause(self) -> float:
         due = self._observation.next_due(self._settings.lease)
@@ -141,7 +155,7 @@ class Sweeper:
             forgotten += await self.prune()
             await self._runs.queue.prune_consumers()
             self._pruned = began
-        return SweepCounts(
+        counts = SweepCounts(
             live=len(rows),
             failed=ends.count("failed"),
             cancelled=ends.count("cancelled"),
@@ -149,6 +163,10 @@ class Sweeper:
             mended=await self._runs.mend([row for row in rows if row.status == "queued"]),
             forgotten=forgotten,
         )
+        await self._runs.ledger.sweep({row.run_id for row in rows})
+        _tell(counts)
+        _tell_live(rows)
+        return counts
 
     async def _read(self) -> tuple[list[_Row], list[str]]:
         """All live runs, and the ids among them that have no record."""
@@ -159,13 +177,13 @@ class Sweeper:
         vanished: list[str] = []
         for start in range(0, len(ids), _CHUNK):
             part = ids[start : start + _CHUNK]
-            replies = await self._store.pipeline([(b"HMGET", keys.run(run_id), *_FIELDS) for run_id in part])
-            for run_id, values in zip(part, replies, strict=True):
+            asked = [(b"HMGET", keys.run(run_id), *_FIELDS, b"waits") for run_id in part]
+            for run_id, (*values, waits) in zip(part, await self._store.pipeline(asked), strict=True):
                 if None in values:
                     vanished.append(run_id)
                 else:
                     status, owner, attempt, beat, queue, entry = (value.decode() for value in values)
-                    rows.append(_Row(run_id, status, owner, int(attempt), beat, queue, entry))
+                    rows.append(_Row(run_id, status, owner, int(attempt), beat, queue, entry, waits is not None))
         return rows, vanished
 
     async def _take_over(self, run_id: str, seen: tuple[str, str]) -> str | None:
@@ -174,6 +192,10 @@ class Sweeper:
             if record is None or (record.owner, record.beat) != seen:
                 return None
             status = await self._runs.takeover(record)
+            if status == "queued":
+                await self._runs.ledger.audit.note("attempt", run_id=run_id, attempt=record.attempt + 1)
+            elif status is not None:
+                await self._runs.ledger.try_settle(run_id)
         except StoreUnavailable:
             raise
         except RuncastError as error:
@@ -207,3 +229,22 @@ class Sweeper:
         ids = list(run_ids)
         there = await self._store.pipeline([(b"EXISTS", self._store.keys.run(run_id)) for run_id in ids])
         return [run_id for run_id, exists in zip(ids, there, strict=True) if not exists]
+
+
+def _tell_connections(stats: Stats) -> None:
+    metrics.STORE_CONNECTIONS.labels("idle").set(stats.connections - stats.in_use)
+    metrics.STORE_CONNECTIONS.labels("in_use").set(stats.in_use)
+    metrics.STORE_CONNECTIONS.labels("reading").set(stats.links)
+    metrics.STORE_WAITING.set(stats.waiting)
+
+
+def _tell_live(rows: Sequence[_Row]) -> None:
+    """One that waits for its session is in no queue: no worker is to blame."""
+    seen = ["waiting" if row.status == "queued" and row.waits else row.status for row in rows]
+    for status in ("queued", "waiting", "running"):
+        metrics.LIVE_RUNS.labels(status).set(seen.count(status))
+
+
+def _tell(counts: SweepCounts) -> None:
+    for action in ("failed", "cancelled", "requeued", "mended", "forgotten"):
+        metrics.SWEPT.labels(action).inc(getattr(counts, action))

@@ -4,6 +4,9 @@ A lane is one connection with one blocking ``XREAD`` over all the streams it fol
 once through the lane's wake key, never by polling (docs/architecture.md, decision 4). Sinks are called in the
 event-loop step in which the reply was read, in the order of the stream, and must not block or raise.
 
+A stream may have several subscribers. It is asked for once, behind the entry at which the one stands that has least of
+it, and each is given what lies behind its own place.
+
 Interruptions: a lane whose connection broke opens another one, verifies its subscriptions (``on_reconnect``: the log
 may have been rewound meanwhile) and reads on from where each stood. Nothing is skipped, nothing comes twice.
 """
@@ -21,6 +24,7 @@ from zlib import crc32
 
 from broker import metrics
 from broker.errors import RuncastError, StoreUnavailable
+from broker.logs import unbound
 from broker.redis import Link, Store
 from broker.settings import Settings
 
@@ -59,7 +63,7 @@ class Subscription:
 
     @property
     def open(self) -> bool:
-        return self._lane.streams.get(self.key) is self
+        return self in self._lane.streams.get(self.key, ())
 
     def move(self, after: bytes) -> None:
         """Go on after another entry, when the log was rewound. What the read under way brings is left aside."""
@@ -88,10 +92,7 @@ class Tail:
         self._lanes = [_Lane(self, store, settings, number) for number in range(settings.lanes)]
 
     def subscribe(self, key: bytes, after: bytes, sink: Sink, *, run_id: str | None = None) -> Subscription:
-        """Follow the stream ``key`` behind the entry ``after`` (``b"0-0"``: from its start); it may not exist yet.
-
-        Raises ``ValueError`` where this process follows ``key`` already.
-        """
+        """Follow the stream ``key`` behind the entry ``after`` (``b"0-0"``: from its start); it may not exist yet."""
         return self._lanes[crc32(key) % len(self._lanes)].add(key, after, sink, run_id)
 
     @property
@@ -105,7 +106,8 @@ class Tail:
 class _Lane:
     def __init__(self, tail: Tail, store: Store, settings: Settings, number: int) -> None:
         self._tail, self._store, self._settings = tail, store, settings
-        self.streams: dict[bytes, Subscription] = {}
+        self.streams: dict[bytes, list[Subscription]] = {}
+        """By key; each list has at least one."""
         self.fresh: set[Subscription] = set()
         """Added or moved since the read under way was sent: its reply does not answer them."""
         self.connected = False
@@ -121,13 +123,15 @@ class _Lane:
         self._waking: asyncio.Task[None] | None = None
 
     def add(self, key: bytes, after: bytes, sink: Sink, run_id: str | None) -> Subscription:
-        if key in self.streams:
-            raise ValueError(f"{key!r} is followed already")
-        subscription = self.streams[key] = Subscription(self, key, after, sink, run_id)
-        metrics.FOLLOWED.inc()
+        subscription = Subscription(self, key, after, sink, run_id)
+        several = self.streams.setdefault(key, [])
+        several.append(subscription)
+        if len(several) == 1:
+            metrics.FOLLOWED.inc()
         self._changed.set()
         if self._task is None:
-            self._task = asyncio.create_task(self._run(), name=f"lane {self._number}")
+            # It serves whoever comes after, too: its records are not about the one who came first.
+            self._task = asyncio.create_task(self._run(), name=f"lane {self._number}", context=unbound())
         self.renew(subscription)
         return subscription
 
@@ -138,9 +142,12 @@ class _Lane:
             self._wake()
 
     def drop(self, subscription: Subscription) -> None:
-        if self.streams.get(subscription.key) is subscription:
-            del self.streams[subscription.key]
-            metrics.FOLLOWED.dec()
+        several = self.streams.get(subscription.key, [])
+        if subscription in several:
+            several.remove(subscription)
+            if not several:
+                del self.streams[subscription.key]
+                metrics.FOLLOWED.dec()
 
     async def aclose(self) -> None:
         tasks = [t for t in (self._task, self._waking) if t is not None]
@@ -155,7 +162,7 @@ class _Lane:
     def _wake(self) -> None:
         self._unanswered = True
         if self._waking is None or self._waking.done():
-            self._waking = asyncio.create_task(self._send_wake(), name=f"wake lane {self._number}")
+            self._waking = asyncio.create_task(self._send_wake(), name=f"wake lane {self._number}", context=unbound())
 
     async def _send_wake(self) -> None:
         expiry = int(self._settings.block * 4_000)
@@ -196,7 +203,7 @@ class _Lane:
         self._wake_id, self._count = b"0-0", _FIRST_COUNT  # another server's clock may be behind; a backlog may wait
         try:
             if self._tail.on_reconnect is not None:
-                await self._tail.on_reconnect(list(self.streams.values()))
+                await self._tail.on_reconnect([one for several in self.streams.values() for one in several])
             while True:
                 await self._read_once(link)
         finally:
@@ -207,7 +214,7 @@ class _Lane:
         if not self.streams:
             self._changed.clear()
             await self._changed.wait()
-        asked = list(self.streams.values())
+        asked = [s[0] if len(s) == 1 else min(s, key=_place) for s in self.streams.values()]
         self.fresh.clear()
         self._unanswered = False
         started = time.monotonic()
@@ -241,16 +248,21 @@ class _Lane:
                 continue
             fullest = max(fullest, len(entries))
             size += sum([len(fields[-1]) for _, fields in entries])
-            subscription = self.streams.get(key)
-            if subscription is None or subscription in self.fresh:
-                continue
-            subscription.advance(entries[-1][0])
-            try:
-                subscription.sink(entries)
-            except Exception:
-                log.exception("a sink of %r failed: it is followed no longer", key)
-                subscription.close()
+            for subscription in tuple(self.streams.get(key, ())):
+                if subscription not in self.fresh:
+                    self._deliver(subscription, _behind(entries, subscription))
         self._bound(size, fullest)
+
+    @staticmethod
+    def _deliver(subscription: Subscription, entries: RawEntries) -> None:
+        if not entries:
+            return
+        subscription.advance(entries[-1][0])
+        try:
+            subscription.sink(entries)
+        except Exception:
+            log.exception("a sink of %r failed: it is followed no longer", subscription.key)
+            subscription.close()
 
     def _bound(self, size: int, fullest: int) -> None:
         """COUNT is per stream, so the bound in bytes is kept by adapting it to what the last reply weighed."""
@@ -258,3 +270,18 @@ class _Lane:
             self._count = max(self._count // 2, 1)
         elif fullest >= self._count and size < self._settings.read_bytes // 4:
             self._count = min(self._count * 2, self._settings.read_items)
+
+
+def _place(subscription: Subscription) -> tuple[int, int]:
+    return _numbers(subscription.after)
+
+
+def _behind(entries: RawEntries, subscription: Subscription) -> RawEntries:
+    """Those that this one has not been given yet: the read may have been for another, who stood further back."""
+    after = _place(subscription)
+    return entries if _numbers(entries[0][0]) > after else [e for e in entries if _numbers(e[0]) > after]
+
+
+def _numbers(entry_id: bytes) -> tuple[int, int]:
+    ms, _, seq = entry_id.partition(b"-")
+    return int(ms), int(seq or 0)

@@ -3,8 +3,10 @@
 Forms (source: docs/webui.md, “Sessions”), each with ``timestamp`` (seconds) and ``run_id``:
 
     {role: "user", content}
-    {role: "assistant", content, reasoning?, tool_calls?, model?}    the run's final message, or what there was of it
-                                                                     where it did not complete (``_partial``: true)
+    {role: "assistant", content, reasoning?, tool_calls?, model?}    the message of each round. The last is the run's
+                                                                     final message, or what there was of it where it
+                                                                     did not complete (``_partial``: true)
+    {role: "tool", content, tool_call_id, name, is_error?}           what a tool answered, behind the round's message
     {role: "assistant", content, _error: true, error_type}           why it did not complete
 
 A run that has not ended adds nothing yet: what was asked is the session's pending message until then.
@@ -12,7 +14,7 @@ A run that has not ended adds nothing yet: what was asked is the session's pendi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -50,17 +52,32 @@ def user_message(run_id: str, request: Mapping[str, Any], created: float) -> dic
 
 def final_messages(run_id: str, fence: str, item: Mapping[str, Any], ended: float) -> list[dict[str, Any]]:
     """What a fence (``final``, ``failed``, ``cancelled``) with the fields ``item`` adds to the session."""
-    found: list[dict[str, Any]] = []
+    steps = [step for step in item.get("steps") or () if isinstance(step, Mapping)]
+    found = [*_steps(run_id, (s for s in steps if not s.get("behind")), ended)]
     message = item.get("message") if fence == "final" else item.get("partial")
     if isinstance(message, Mapping):
-        found.append(plain_message(message) | {"timestamp": ended, "run_id": run_id})
-        if fence != "final":
-            found[0]["_partial"] = True
+        partial = {} if fence == "final" else {"_partial": True}
+        found.append(plain_message(message) | {"timestamp": ended, "run_id": run_id, **partial})
+    found += _steps(run_id, (s for s in steps if s.get("behind")), ended)
     if fence in ("failed", "cancelled"):
         why = {"_error": True, "error_type": str(item.get("code") or fence)}
         notice = {"role": "assistant", "content": str(item.get("message") or fence), **why}
         found.append({**notice, "timestamp": ended, "run_id": run_id})
     return found
+
+
+def _steps(run_id: str, steps: Iterable[Mapping[str, Any]], ended: float) -> Iterator[dict[str, Any]]:
+    """What came before, or behind, a fence's message (``broker.steps``)."""
+    for step in steps:
+        whose = {"timestamp": step.get("ts") or ended, "run_id": run_id}
+        message = step.get("message")
+        if step.get("type") == "message" and isinstance(message, Mapping):
+            yield plain_message(message) | whose
+        elif step.get("type") == "tool":
+            said = str(step.get("error") or step.get("result") or "")
+            known = {"role": "tool", "content": said, "tool_call_id": str(step.get("call_id") or "")}
+            is_error = {"is_error": True} if "error" in step else {}
+            yield {**known, "name": str(step.get("name") or ""), **is_error, **whose}
 
 
 def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from broker import metrics
 from broker.items import Entry, Mode
+from broker.tracing import NOTHING, Span
 
 if TYPE_CHECKING:
     from broker.feed import Feed
@@ -65,6 +66,7 @@ class Viewer:
     __slots__ = (
         "_signal",
         "abort",
+        "began",
         "closed",
         "compact",
         "feed",
@@ -81,6 +83,7 @@ class Viewer:
         "reason",
         "run_id",
         "seq",
+        "span",
         "write",
     )
 
@@ -105,15 +108,20 @@ class Viewer:
         """Nobody waits in ``signalled`` while nothing is to be done: the hub is told of changes (``Hub.host``)."""
         self.paused_at = 0.0
         self.hidden = 0
-        self.last_write = time.monotonic()
+        self.began = self.last_write = time.monotonic()
         self.reason = ""
+        self.span: Span = NOTHING
+        """Lasts as long as the viewer, where there are traces."""
         self._signal: asyncio.Future[None] | None = None
 
     def send(self, payload: Any) -> None:
         """Write one payload of whole frames to this viewer alone."""
         if payload and not self.closed:
             self.last_write = time.monotonic()
-            self.write(self.framing(payload))
+            framed = self.framing(payload)
+            if type(framed) is bytes:
+                metrics.STREAM_BYTES.inc(len(framed))
+            self.write(framed)
 
     def pause(self) -> None:
         """The socket is full: leave the live group, where it is in one."""
@@ -135,9 +143,16 @@ class Viewer:
                 metrics.CUT.labels(reason).inc()
             if self.feed is not None:
                 self.feed.detach(self)
+            self._end_span()
             if self.on_finish is not None:
                 self.on_finish()
             self.signal()
+
+    def _end_span(self) -> None:
+        self.span.set(runcast__reason=self.reason, runcast__seq=self.seq)
+        if self.reason not in ("end", "left", "drain"):
+            self.span.fail(self.reason)
+        self.span.end()
 
     def signal(self) -> None:
         if self._signal is not None:

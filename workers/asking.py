@@ -236,6 +236,7 @@ class Asking:
         ask.said.set()
         answer = await self._answer(ask)
         metrics.INPUT_SETTLED.labels(ask.kind, answer.how).inc()
+        metrics.INPUT_WAIT.labels(ask.kind, answer.how).observe(max(time.monotonic() - ask.deadline + ask.timeout, 0.0))
         said = {"request_id": ask.request_id, "kind": ask.kind, "answer": answer.value, "how": answer.how}
         await self._emit(Event(name="input.answered", payload=said))
         return answer

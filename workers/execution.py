@@ -22,13 +22,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from broker import tracing
 from broker.errors import Fenced, OutageTooLong, RuncastError, Sealed, StoreUnavailable
 from broker.items import Cancelled, Event, Failed, Final, Item, Raw
+from broker.logs import bound
 from broker.records import Beat, RunRecord
 from broker.requests import RunInput, RunRequest
 from workers import metrics
 from workers.asking import Answer, StoredAsks
+from workers.files import Files
 from workers.mirror import Mirror
+from workers.observing import Observation
 from workers.runner import Outcome, RunContext, Runner, RunnerFailed
 
 if TYPE_CHECKING:
@@ -44,6 +48,7 @@ _CANCEL_PATIENCE = 5.0
 _HURRY_PATIENCE = 3.0
 """How long a fence may take where the worker was told to end at once."""
 _MESSAGE_MAX = 4_000
+_RETRY = 0.5
 
 
 class _Input(msgspec.Struct):
@@ -61,13 +66,22 @@ class Execution:
     """Created with the record that the claim answered; ``run`` does everything and raises nothing but cancellation."""
 
     def __init__(
-        self, broker: Broker, record: RunRecord, runner: Runner | None, *, worker: str, known: Sequence[str]
+        self,
+        broker: Broker,
+        record: RunRecord,
+        runner: Runner | None,
+        *,
+        worker: str,
+        known: Sequence[str],
+        files: Files | None = None,
     ) -> None:
         self._broker, self._record, self._runner = broker, record, runner
         self._worker, self._known = worker, known
+        self._files = files or Files(broker.settings, broker.artifacts)
         self._unreadable = ""
         self.run_id, self.owner, self.attempt = record.run_id, record.owner, record.attempt
         self.publisher: Publisher = broker.publisher(record)
+        self.observation = Observation(record, installed=runner is not None)
         self.context = RunContext(
             run_id=record.run_id,
             attempt=record.attempt,
@@ -109,11 +123,6 @@ class Execution:
         return float(getattr(self._runner, "stop_grace", _STOP_GRACE))
 
     @property
-    def _label(self) -> str:
-        # A client may name any runner: only known names become time series.
-        return self.runner_name if self._runner is not None else "unknown"
-
-    @property
     def runner_name(self) -> str:
         return self._record.runner
 
@@ -149,8 +158,16 @@ class Execution:
     # The run.
 
     async def run(self) -> None:
+        with bound(run_id=self.run_id, attempt=self.attempt, session_id=self._record.session_id):
+            await self._run()
+
+    async def _run(self) -> None:
         try:
-            await self._run_to_fence()
+            with self.observation.running():
+                await self._run_to_fence()
+            self.done = True
+            await self._broker.ledger.try_settle(self.run_id)
+            await self._tell_session()
         except (Fenced, Sealed) as error:
             metrics.FENCED.inc()
             log.warning("run %s, attempt %d, was taken over: %s", self.run_id, self.attempt, error)
@@ -163,11 +180,29 @@ class Execution:
         finally:
             self.done = True
             await self._clean_up()
+            await self._leave_session()
+
+    async def _tell_session(self) -> None:
+        """What the run said is the session's from now on. Its next run begins only when this one has cleared up."""
+        if self._record.session_id is not None:
+            await self._broker.runs.turns.try_over(self.run_id)
+
+    async def _leave_session(self) -> None:
+        if self._record.session_id is None:
+            return
+        try:
+            await self._broker.runs.turns.leave(self.run_id, self.owner)
+        except RuncastError as error:
+            log.warning("run %s: the next run of its session begins a lease later: %s", self.run_id, error)
 
     async def _run_to_fence(self) -> None:
         outcome = await self._outcome()
         if self.context.broken is not None:
             raise self.context.broken
+        with tracing.span("run.fence"):
+            await self._fence(outcome)
+
+    async def _fence(self, outcome: Outcome) -> None:
         sealing = asyncio.create_task(self._finish(outcome), name=f"seal {self.run_id}")
         try:
             await self._wait(sealing, self._hurry, None)
@@ -191,8 +226,7 @@ class Execution:
         except RuncastError as error:
             outcome = self._refused(error)
             await self._seal_anew(outcome)
-        code = "" if isinstance(outcome, Final) else outcome.code
-        metrics.OUTCOMES.labels(self._label, str(type(outcome).__struct_config__.tag), code).inc()
+        self.observation.ended(outcome)
 
     def _refused(self, error: RuncastError) -> Failed:
         """The fence instead of one that the store, or JSON, did not take; or behind an item that it did not take."""
@@ -215,7 +249,9 @@ class Execution:
         if self._runner is None:
             known = ", ".join(self._known) or "none is installed"
             return Failed(code="unknown_runner", message=f"no runner {self.runner_name!r} here: known are {known}")
-        self._task = asyncio.create_task(self._runner.run(self.context), name=f"run {self.run_id}")
+        self.context.resumes = await self._resumes()
+        work = self._files.run(self._runner, self.context)
+        self._task = asyncio.create_task(work, name=f"run {self.run_id}")
         await self._supervise(self._task)
         return self._judge(self._task)
 
@@ -231,6 +267,19 @@ class Execution:
             await emit(Event(name="run.restarted", payload={"attempt": self.attempt}))
         payload: dict[str, object] = {"runner": self.runner_name, "worker": self._worker, "attempt": self.attempt}
         await emit(Event(name="run.started", payload=payload))
+
+    async def _resumes(self) -> str | None:
+        """Where the run's session stands in Hermes. Asked for only now: runs before this one may have moved it."""
+        session_id = self._record.session_id
+        while session_id is not None and not self.context.stop.is_set():
+            try:
+                return await self._broker.sessions.resumes(session_id)
+            except StoreUnavailable:
+                await asyncio.sleep(_RETRY)
+            except RuncastError as error:
+                log.error("run %s goes on with no session of Hermes: %s", self.run_id, error)
+                return None
+        return None
 
     async def _supervise(self, task: asyncio.Task[Outcome]) -> None:
         """Return when the runner has ended, or its grace after a stop has."""
@@ -278,6 +327,7 @@ class Execution:
 
     async def _publish(self, item: Item | Raw) -> None:
         await self.publisher.publish(item)
+        self.observation.item(item)
 
     async def _seal_anew(self, fence: Failed) -> None:
         """Through a new publisher, behind what is stored: the old one may have failed for good on an item.
@@ -304,11 +354,7 @@ class Execution:
 
     def _listen(self) -> None:
         key = self._broker.keys.control(self.run_id)
-        try:
-            self._control = self._broker.tail.subscribe(key, b"0-0", self._obey)
-        except ValueError:
-            # This process still clears up an earlier attempt of the same run: beats carry a cancel, too.
-            log.info("run %s: its control stream is followed already", self.run_id)
+        self._control = self._broker.tail.subscribe(key, b"0-0", self._obey)
 
     def _obey(self, entries: RawEntries) -> None:
         for _, fields in entries:

@@ -12,17 +12,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
+from msgspec import UNSET
 
+from broker import tracing
 from broker.asks import Kind
 from broker.errors import Fenced, InvalidItem, RuncastError, Sealed, StoreUnavailable
-from broker.items import FENCES, Cancelled, Failed, Final, Item, Raw
+from broker.items import FENCES, Cancelled, Failed, Final, Item, Raw, encode
 from broker.requests import RunRequest
 from broker.settings import Settings
+from broker.steps import Steps
 from workers.asking import Answer, Asking, AskStore
 from workers.mirror import Mirror, mirrored
 from workers.rounds import Rounds
@@ -32,6 +37,8 @@ __all__ = ["GROUP", "Answer", "Outcome", "RunContext", "Runner", "RunnerFailed",
 
 GROUP = "runcast.runners"
 log = logging.getLogger("runcast.worker")
+_FENCE_MARGIN = 256
+"""Bytes of a fence beside its fields: its type, its time, the name of a field."""
 
 Outcome: TypeAlias = Final | Failed | Cancelled
 """How a run ended. What is left empty (message, rounds, usage, cost, partial) the worker fills in."""
@@ -55,6 +62,9 @@ class Runner(Protocol):
     returned, or at the end of that grace, so what takes time and makes no item belongs into ``context.defer``.
 
     ``mirrors`` (optional, False): it relays runs of another service, see ``workers.mirror``.
+
+    ``uses_workspace`` (optional, False): it works in ``context.workspace``. ``takes_artifacts`` (optional, False): it
+    works elsewhere, and still knows what to do with the artifacts of a request. See ``workers.files``.
 
     ``aclose`` (optional, a coroutine) is called once, when the worker ends, after the last run.
     """
@@ -87,6 +97,11 @@ class RunContext:
         self.hurry = False
         """The worker does not wait: end what is left without grace."""
         self.hermes_session_id: str | None = None
+        """The session of Hermes that this run is in, once its runner knows: it stands in the fence."""
+        self.resumes: str | None = None
+        """The session of Hermes in which the run's session is, as it stood when the run began: to be gone on with."""
+        self.workspace: Path | None = None
+        """Of a runner that ``uses_workspace``: the directory that the run is to work in, its artifacts in it."""
         self.mirror = mirror
         """Of a runner that ``mirrors``: where it stood, and how to keep where it stands."""
         self.broken: RuncastError | None = None
@@ -94,6 +109,7 @@ class RunContext:
         self._publish = publish
         self._asking = None if asks is None else Asking(asks, settings, emit=self.emit, broke=self.break_off)
         self._rounds = Rounds()
+        self._steps = Steps(self._rounds.merger)
         self._args = ToolArgs()
         self._deferred: list[Callable[[], Awaitable[None]]] = []
 
@@ -151,16 +167,19 @@ class RunContext:
             raise RunnerFailed("input_unavailable", "nobody can be asked here: this run has no store")
         if self.broken is not None:
             raise self.broken
-        return await self._asking.ask(
-            kind,
-            payload,
-            choices=choices,
-            free=free,
-            timeout=timeout,
-            otherwise=otherwise,
-            source_id=source_id,
-            said=said,
-        )
+        with tracing.span("run.ask", runcast__kind=kind) as span:
+            answer = await self._asking.ask(
+                kind,
+                payload,
+                choices=choices,
+                free=free,
+                timeout=timeout,
+                otherwise=otherwise,
+                source_id=source_id,
+                said=said,
+            )
+            span.set(runcast__how=answer.how)
+            return answer
 
     def defer(self, cleanup: Callable[[], Awaitable[None]]) -> None:
         """Have ``cleanup`` awaited after the fence was written, whichever it was. The last deferred comes first."""
@@ -205,7 +224,20 @@ class RunContext:
         else:
             seen["partial"] = merged.partial()
         missing = {name: value for name, value in seen.items() if not getattr(outcome, name)}
-        return msgspec.structs.replace(outcome, **missing)
+        return self._with_steps(msgspec.structs.replace(outcome, **missing))
+
+    def _with_steps(self, outcome: Outcome) -> Outcome:
+        """In what room the rest leaves: the outcome itself is never cut for their sake."""
+        try:
+            if outcome.steps is not UNSET or not (steps := self._steps.told()):
+                return outcome
+            room = self.settings.item_max_bytes - len(encode(outcome).data) - _FENCE_MARGIN
+            if len(msgspec.json.encode(steps)) > room:
+                steps = self._steps.told(room)
+        except (InvalidItem, TypeError, ValueError, RecursionError) as error:
+            log.warning("run %s: its fence goes without its steps: %s", self.run_id, error)
+            return outcome
+        return msgspec.structs.replace(outcome, steps=steps) if steps else outcome
 
     async def clean_up(self) -> None:
         if self._asking is not None:
@@ -219,7 +251,7 @@ class RunContext:
     def recall(self, items: Iterable[Item | Raw]) -> None:
         """What earlier attempts of a relayed run emitted: it counts on."""
         for item in items:
-            self._rounds.add(item)
+            self._told(item)
         self._rounds.current = max(self._rounds.current, self._rounds.merger.rounds)
 
     # Inside.
@@ -235,7 +267,11 @@ class RunContext:
         except (Fenced, Sealed, StoreUnavailable) as error:
             self.break_off(error)
             raise
+        self._told(item)
+
+    def _told(self, item: Item | Raw) -> None:
         self._rounds.add(item)
+        self._steps.add(item, time.time())
 
 
 _ROUNDED = frozenset({"message.delta", "reasoning.delta", "refusal.delta", "annotation", "tool_call.delta", "message"})

@@ -14,9 +14,11 @@ import os
 import secrets
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from broker.audit_file import AuditFile
 from broker.errors import (
     ClaimRefused,
     Fenced,
@@ -27,11 +29,14 @@ from broker.errors import (
     StoreError,
     StoreUnavailable,
 )
+from broker.metrics import LOOP_LAG
 from broker.queue import Taken
 from broker.records import RunRecord
 from broker.redis import Link
 from workers import metrics
 from workers.execution import Execution
+from workers.files import Files
+from workers.retention import Retention
 from workers.runner import Runner, load_runners
 
 if TYPE_CHECKING:
@@ -60,16 +65,25 @@ class Worker:
         self.runners = dict(load_runners() if runners is None else runners)
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._sweep = sweep
+        self._files = Files(broker.settings, broker.artifacts)
         self._running: dict[asyncio.Task[None], Execution] = {}
         self._draining = asyncio.Event()
         self._hurry = asyncio.Event()
         self._changed = asyncio.Event()
         self._link: Link | None = None
+        self._at_work = False
 
     @property
     def running(self) -> int:
         """Runs that hold a slot: their cleanup counts."""
         return len(self._running)
+
+    @property
+    def not_ready(self) -> str | None:
+        """Why no run is taken just now, for ``/readyz``; ``None``: they are. That all slots are busy is no reason."""
+        if self._draining.is_set():
+            return "draining"
+        return None if self._at_work and self._link is not None else "waiting for the store"
 
     @property
     def draining(self) -> bool:
@@ -96,6 +110,7 @@ class Worker:
     async def run(self) -> None:
         """Work until drained. Cancelled, it stops its runs at once, as by a second ``drain``."""
         metrics.SLOTS.set(self.concurrency)
+        self._at_work = True
         async with self._background():
             await self._announce("worker.started")
             try:
@@ -111,6 +126,9 @@ class Worker:
         tasks = [asyncio.create_task(self._beat_forever(), name="beats")]
         if self._sweep:
             tasks.append(asyncio.create_task(self._broker.sweeper.run_forever(), name="sweep"))
+            tasks.append(asyncio.create_task(Retention(self._broker, self._files.workspaces).run_forever()))
+        audit = AuditFile(self._broker.store, self._broker.ledger.audit)
+        tasks.append(asyncio.create_task(audit.run_forever(), name="audit"))
         try:
             yield
         finally:
@@ -198,7 +216,7 @@ class Worker:
         deadline = asyncio.get_running_loop().time() + self._settings.lease
         while True:
             try:
-                return await self._broker.runs.claim(taken.run_id, taken.attempt, owner)
+                return await self._broker.runs.claim(taken.run_id, taken.attempt, owner, lingers=True)
             except StoreUnavailable:
                 if asyncio.get_running_loop().time() > deadline:
                     raise
@@ -210,9 +228,9 @@ class Worker:
 
     def _start(self, record: RunRecord) -> None:
         runner = self.runners.get(record.runner)
-        # The label is a client's word: only known names become time series.
-        metrics.CLAIMS.labels(record.runner if runner else "unknown").inc()
-        execution = Execution(self._broker, record, runner, worker=self.name, known=sorted(self.runners))
+        known = sorted(self.runners)
+        execution = Execution(self._broker, record, runner, worker=self.name, known=known, files=self._files)
+        execution.observation.claimed()
         task = asyncio.create_task(execution.run(), name=f"execution {record.run_id}")
         self._running[task] = execution
         metrics.RUNNING.inc()
@@ -227,7 +245,9 @@ class Worker:
 
     async def _beat_forever(self) -> None:
         while True:
+            due = time.monotonic() + self._settings.beat
             await asyncio.sleep(self._settings.beat)
+            LOOP_LAG.observe(max(time.monotonic() - due, 0.0))
             await asyncio.gather(*(self._beat(e) for e in list(self._running.values()) if not e.done))
 
     async def _beat(self, execution: Execution) -> None:

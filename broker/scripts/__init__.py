@@ -14,7 +14,21 @@ from importlib import resources
 
 __all__ = ["SCRIPTS", "Script", "load"]
 
-_NAMES = ("create", "claim", "append", "beat", "takeover", "cancel", "ask", "answer", "session", "sessions")
+_NAMES = (
+    "create",
+    "claim",
+    "append",
+    "beat",
+    "takeover",
+    "cancel",
+    "ask",
+    "answer",
+    "session",
+    "sessions",
+    "reserve",
+    "settle",
+    "release",
+)
 
 
 @dataclass(frozen=True)

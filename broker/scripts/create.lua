@@ -12,6 +12,9 @@
 --       7 name of the queue that it waits in
 --       8 digest of the body, no spaces (with KEYS[7])
 --       9 run id of an idempotency entry that may be replaced, since its record is gone, or "" (with KEYS[7])
+--       10 traceparent of what made it, or "" (8 and 9 are "" then, where there is no KEYS[7]); may be left out
+--       11 "wait": it may not be claimed before it was admitted (beat.lua), since its session has one run at a time; or ""
+--          (8 to 10 are there then); may be left out
 -- Reply {"OK", now, [field, value, …]}   created; the record as HGETALL gives it
 --       {"SAME", run id}                 that key and body made this run already
 --       {"CONFLICT", run id}             that key made this run from another body
@@ -46,6 +49,12 @@ redis.call('HSET', KEYS[1],
   'first', 1, 'last', 0, 'bytes', 0, 'beat', now, 'cancel_requested', '', 'created', now,
   'started', '', 'ended', '', 'session', ARGV[3], 'principal', ARGV[4],
   'request', ARGV[2], 'on_worker_lost', ARGV[5], 'limits', ARGV[6], 'queue', ARGV[7], 'queue_entry', '')
+if ARGV[10] and ARGV[10] ~= '' then
+  redis.call('HSET', KEYS[1], 'trace', ARGV[10])
+end
+if ARGV[11] == 'wait' then
+  redis.call('HSET', KEYS[1], 'waits', 1)
+end
 redis.call('ZADD', KEYS[4], now, run)
 redis.call('ZADD', KEYS[5], now, run)
 redis.call('XADD', KEYS[6], 'MAXLEN', limits[6], '*', 'kind', 'run.created', 'run_id', run, 'session_id', ARGV[3],

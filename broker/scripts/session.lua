@@ -12,13 +12,17 @@
 --            the session is there, whether it has runs or not; a field that has a value keeps it
 --   reserve  nothing more; a run of that id is about to be made, and no other one is open
 --   begin    created, then FIELDS; the run was made. `title` is kept where there is one, other fields are replaced
---   end      created, ended, number of its messages, its hermes session id or "",
+--   enter    nothing more, no run id; who has the turn? Where nobody has it, the oldest open run has it from now on
+--   free     nothing more; the turn of that run is over: what it left behind has been cleared up
+--   end      created, ended, number of its messages, its hermes session id, "" or "-" (Hermes knows the one no more that the
+--            session has), "lingers" (its turn goes on until it is freed) or "",
 --            COUNTS: "n name amount name amount …" added to what the session has, n pairs, then FIELDS as in begin
 --   forget   nothing more; the run's record is gone
 --   note     mark, name of the event, its data (a JSON object), then FIELDS, all replaced. A mark "SOURCE MS-SEQ" is
 --            done once, in the order of a source's marks; "" is always done
 -- Times are in seconds. Reply:
---       {"OK", changed (0 or 1), updated, message count}
+--       {"OK", changed (0 or 1), updated, message count, next}   next: an open run whose turn it may be, or ""
+--       {"OK", run id, score}   enter: it has the turn; when it was made, or "" where it is open no more. Or {"OK", "", ""}
 --       {"BUSY", run id}     reserve: that run is open
 --       {"NONE"}             note, forget: no such session
 
@@ -31,8 +35,15 @@ local function now()
 end
 
 local function answer(changed)
-  local values = call('HMGET', KEYS[1], 'updated', 'message_count')
-  return { 'OK', changed, values[1] or '0', tonumber(values[2] or '0') }
+  local values = call('HMGET', KEYS[1], 'updated', 'message_count', 'turn')
+  local next = values[3] and '' or call('ZRANGE', KEYS[3], 0, 0)[1] or ''
+  return { 'OK', changed, values[1] or '0', tonumber(values[2] or '0'), next }
+end
+
+local function leave()
+  if call('HGET', KEYS[1], 'turn') == run then
+    call('HDEL', KEYS[1], 'turn')
+  end
 end
 
 -- A session is kept for ever while a run of it is open, and for its time from then on. One that is only reserved for
@@ -113,7 +124,28 @@ if verb == 'begin' then
   return answer(1)
 end
 
+if verb == 'enter' then
+  local turn = call('HGET', KEYS[1], 'turn')
+  if not turn and call('HEXISTS', KEYS[1], 'created') == 1 then
+    turn = call('ZRANGE', KEYS[3], 0, 0)[1]
+    if turn then
+      call('HSET', KEYS[1], 'turn', turn)
+    end
+  end
+  return { 'OK', turn or '', turn and call('ZSCORE', KEYS[3], turn) or '' }
+end
+
+if verb == 'free' then
+  if not call('ZSCORE', KEYS[3], run) then
+    leave()
+  end
+  return answer(0)
+end
+
 if verb == 'end' then
+  if ARGV[9] ~= 'lingers' then
+    leave()
+  end
   if call('HEXISTS', KEYS[4], run) == 1 then
     return answer(0)
   end
@@ -125,12 +157,15 @@ if verb == 'end' then
   -- Ends may come in another order than their runs: the newest run's id counts.
   if ARGV[8] ~= '' and tonumber(ARGV[5]) >= tonumber(call('HGET', KEYS[1], 'hermes_since') or '0') then
     call('HSET', KEYS[1], 'hermes_session_id', ARGV[8], 'hermes_since', ARGV[5])
+    if ARGV[8] == '-' then
+      call('HDEL', KEYS[1], 'hermes_session_id')
+    end
   end
-  local pairs_of_counts = tonumber(ARGV[9])
-  for i = 10, 9 + 2 * pairs_of_counts, 2 do
+  local pairs_of_counts = tonumber(ARGV[10])
+  for i = 11, 10 + 2 * pairs_of_counts, 2 do
     call('HINCRBY', KEYS[1], ARGV[i], ARGV[i + 1])
   end
-  set(10 + 2 * pairs_of_counts, 'title')
+  set(11 + 2 * pairs_of_counts, 'title')
   moved(ARGV[6])
   tell('session-updated', '{"message_count":' .. count .. '}')
   keep()
@@ -143,6 +178,7 @@ end
 
 if verb == 'forget' then
   local known = call('ZREM', KEYS[2], run) + call('ZREM', KEYS[3], run)
+  leave()
   local count = tonumber(call('HGET', KEYS[4], run) or '0')
   call('HDEL', KEYS[4], run)
   if count > 0 then -- minus nought is “-0” here, which is no number to Redis
@@ -175,4 +211,4 @@ if verb == 'note' then
   return answer(1)
 end
 
-return redis.error_reply('ERR session: the verbs are make, reserve, begin, end, forget, note')
+return redis.error_reply('ERR session: the verbs are make, reserve, begin, enter, free, end, forget, note')

@@ -8,6 +8,8 @@
 --       5 d of the `failed` fence and   6 d of the `cancelled` fence, both without ts: JSON objects with at least one field
 -- Reply {"FAILED", seq} or {"CANCELLED", seq}   the run has that fence now; `cancelled` if that had been asked
 --       {"QUEUED", attempt}   it waits for this next attempt: put it into the queue
+--       {"WAITS", session id} it is queued and waits for its turn in its session: nobody but this caller is to look now
+--                             whether that has come
 --       {"REQUEUE", attempt}  it was queued, and nobody but this caller is to put it into the queue (again) now
 --       {"KEPT"}              owner or beat are others by now
 --       {"ENDED"}             it has ended
@@ -15,7 +17,7 @@
 
 local run = ARGV[1]
 local record = redis.call('HMGET', KEYS[1], 'status', 'owner', 'beat', 'attempt', 'last', 'bytes', 'limits',
-  'cancel_requested', 'on_worker_lost', 'session', 'source')
+  'cancel_requested', 'on_worker_lost', 'session', 'source', 'waits')
 local status, attempt, last = record[1], record[4], record[5]
 if not status then
   redis.call('ZREM', KEYS[4], run)
@@ -34,6 +36,9 @@ local time = redis.call('TIME')
 local now = time[1] .. '.' .. string.format('%06d', time[2])
 if status == 'queued' then
   redis.call('HSET', KEYS[1], 'beat', now, 'queue_entry', '')
+  if record[12] then
+    return { 'WAITS', record[10] }
+  end
   return { 'REQUEUE', tonumber(attempt) }
 end
 
@@ -46,6 +51,7 @@ end
 local function fence_off_the_owner()
   redis.call('DEL', KEYS[3])
   redis.call('HINCRBY', KEYS[1], 'epoch', 1)
+  redis.call('HDEL', KEYS[1], 'lingers')
   redis.call('HSET', KEYS[1], 'rewound_to', record[5], 'rewound_from', '', 'beat', now)
 end
 
@@ -54,6 +60,12 @@ end
 local again = record[11] or (record[9] == 'retry' and record[8] == '')
 if again and tonumber(attempt) < tonumber(ARGV[4]) then
   fence_off_the_owner()
+  if not record[11] then
+    -- The lost attempt is void, but paid for: what it told of its cost stays, a line an attempt.
+    local told = redis.call('HMGET', KEYS[1], 'cost', 'earlier')
+    redis.call('HSET', KEYS[1], 'earlier', (told[2] or '') .. (told[1] or '{}') .. '\n')
+    redis.call('HDEL', KEYS[1], 'usage', 'cost')
+  end
   attempt = redis.call('HINCRBY', KEYS[1], 'attempt', 1)
   redis.call('HSET', KEYS[1], 'status', 'queued', 'owner', '', 'queue_entry', '')
   announce('run.requeued', 'queued')

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from broker import tracing
 from workers.hermes.api_process import ListenerProcess
 from workers.hermes.command import Unavailable
 from workers.hermes.process import NotStarted
@@ -68,6 +69,7 @@ class _Server:
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(_REQUEST, connect=_CONNECT, pool=None),
             limits=httpx.Limits(max_connections=None),  # each run holds one, and the worker limits the runs
+            event_hooks=tracing.http_hooks(),
             trust_env=urlsplit(url).hostname not in _LOOPBACK,  # no proxy is on the way to this machine
         )
 

@@ -15,6 +15,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+from broker.answer import parse_answer
 from broker.items import MessageDelta
 from workers.hermes.calls import Ask, Drive, HermesCall
 from workers.hermes.command import Call
@@ -33,9 +34,11 @@ Answering: TypeAlias = Callable[[Ask], Awaitable[str]]
 class HermesRunResult:
     """How a call ended. ``failure`` is ``None`` where it succeeded.
 
-    ``transcript`` is all text of the model, round after round, ``reply`` that of the last round. ``usage`` holds token
-    counts in Runcast's meaning (``broker.items.Usage``), ``None`` where the mode has none. ``exit_code`` is the
-    process's own, negative for a signal, ``None`` where Hermes said it was done and was not waited for.
+    ``transcript`` is all text of the model, round after round, ``reply`` that of the last round, without the block of
+    metadata that it may end with; ``confidence``, ``risk_level`` and ``flag_for_review`` are what that says
+    (``broker.answer``). ``usage`` holds token counts in Runcast's meaning (``broker.items.Usage``), ``None`` where the
+    mode has none. ``exit_code`` is the process's own, negative for a signal, ``None`` where Hermes said it was done and
+    was not waited for.
     """
 
     transcript: str
@@ -46,6 +49,9 @@ class HermesRunResult:
     usage: Mapping[str, Any] | None
     failure: Failure | None
     mode: str = ""
+    confidence: float | None = None
+    risk_level: str = "unknown"
+    flag_for_review: bool = False
 
     @property
     def ok(self) -> bool:
@@ -124,7 +130,8 @@ class HermesClient:
                             yield HermesStreamEvent("token", token=item.text)
             if asks.error is not None:
                 raise asks.error
-            yield HermesStreamEvent("done", result=_result(running, drive, transcript))
+            result = _result(running, drive, transcript, self.settings.review_below)
+            yield HermesStreamEvent("done", result=result)
 
 
 class _Asks:
@@ -170,15 +177,19 @@ async def _close(running: HermesCall, settings: HermesSettings) -> None:
     await running.aclose(patience=settings.grace if running.told.finished else 0.0)
 
 
-def _result(running: HermesCall, drive: Drive, transcript: Transcript) -> HermesRunResult:
+def _result(running: HermesCall, drive: Drive, transcript: Transcript, review_below: float) -> HermesRunResult:
     told = running.told
+    answer = parse_answer(transcript.reply, session_id=told.session_id, review_below=review_below)
     return HermesRunResult(
         transcript=transcript.text,
-        reply=transcript.reply,
+        reply=answer.reply,
         stderr=running.stderr,
         exit_code=told.exit_code,
-        session_id=told.session_id,
+        session_id=answer.session_id,
         usage=told.usage,
         failure=drive.verdict(),
         mode=running.mode,
+        confidence=answer.confidence,
+        risk_level=answer.risk_level,
+        flag_for_review=answer.flag_for_review,
     )

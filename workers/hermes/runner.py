@@ -1,7 +1,7 @@
 """The runner ``hermes``: a request → one call of Hermes, its items, its outcome.
 
-``session_id`` of a request is ours and is not passed on. A Hermes session is resumed where ``metadata`` has
-``hermes_session_id``: the id that an earlier run's ``final`` named.
+``session_id`` of a request is ours and is not passed on. Hermes resumes the session of its own that ``metadata`` names
+as ``hermes_session_id`` (blank: none, it begins a new one), else the one in which the run's session is.
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
+from pathlib import Path
 
+from broker import tracing
+from broker.answer import REVIEW_BELOW
 from broker.errors import RuncastError
 from broker.items import Cost, Event, Final, Item, MessageDelta, Usage
 from broker.merge import COUNTS
 from broker.requests import RunRequest
+from broker.tracing import Span
 from workers.hermes.calls import Ask, Batch, Drive, HermesCall
 from workers.hermes.command import Call, RefusedCall, Unavailable
 from workers.hermes.process import NotStarted
@@ -41,6 +45,11 @@ class HermesRunner:
         self._starter = Starter(self.settings, environ)
 
     @property
+    def uses_workspace(self) -> bool:
+        """Not where the operator named one directory for all, nor in mode api, whose server works in one."""
+        return not self.settings.cwd and self.settings.mode != "api"
+
+    @property
     def stop_grace(self) -> float:
         """Hermes' own grace, and what its supervisor needs to kill the rest."""
         return self.settings.grace + 1.0
@@ -50,7 +59,12 @@ class HermesRunner:
 
     async def run(self, context: RunContext) -> Final:
         """Raises ``RunnerFailed`` for whatever is no answer; for a stop as well, which the worker judges."""
+        with tracing.span("hermes.call", kind="client") as span:
+            return await self._converse(context, span)
+
+    async def _converse(self, context: RunContext, span: Span) -> Final:
         call, said = await self._start(context)
+        span.set(runcast__hermes__mode=call.mode)
 
         async def clean_up() -> None:
             if context.hurry:
@@ -61,12 +75,16 @@ class HermesRunner:
         context.defer(clean_up)
         for item in said:
             await context.emit(item)
-        return await _Conversation(context, call, self.settings).run()
+        try:
+            return await _Conversation(context, call, self.settings).run()
+        finally:
+            told = call.told
+            span.set(gen_ai__response__model=told.model, runcast__hermes__session_id=told.session_id)
 
     async def _start(self, context: RunContext) -> tuple[HermesCall, list[Item]]:
         try:
             async with _until(context.stop):
-                return await self._starter.start(call_of(context.request))
+                return await self._starter.start(call_of(context.request, context.workspace, context.resumes))
         except RefusedCall as refused:
             raise RunnerFailed(refused.code, str(refused)) from refused
         except Unavailable as error:
@@ -102,15 +120,16 @@ async def _until(stop: asyncio.Event) -> AsyncIterator[None]:
         raise RunnerFailed("interrupted", "the run was stopped before Hermes had started", retryable=True) from None
 
 
-def call_of(request: RunRequest) -> Call:
+def call_of(request: RunRequest, workspace: Path | None = None, resumes: str | None = None) -> Call:
     return Call(
         prompt=request.input.message,
         model=request.input.model,
         provider=request.input.provider,
         toolsets=tuple(request.input.toolsets or ()),
         max_turns=request.input.max_turns,
-        resume=request.metadata.get("hermes_session_id"),
+        resume=request.metadata.get("hermes_session_id", resumes) or None,
         yolo=request.input.approvals == "yolo",
+        cwd=None if workspace is None else str(workspace),
     )
 
 
@@ -119,6 +138,7 @@ class _Conversation:
 
     def __init__(self, context: RunContext, call: HermesCall, settings: HermesSettings) -> None:
         self._context, self._call = context, call
+        self._settings = settings
         self._drive = Drive(call, settings)
         self._transcript = Transcript()
         self._costs = CostMeter()
@@ -137,7 +157,7 @@ class _Conversation:
 
     def _words(self, failure: Failure) -> str:
         """Hermes does not always say which session it does not know."""
-        wanted = self._context.request.metadata.get("hermes_session_id", "")
+        wanted = self._context.request.metadata.get("hermes_session_id") or self._context.resumes or ""
         named = failure.code != "hermes_session_not_found" or wanted in failure.message
         return failure.message if named else f"{failure.message}: {wanted!r}"
 
@@ -216,5 +236,7 @@ class _Conversation:
         known = {"mode": self._call.mode, "model": told.model, "provider": told.provider, **told.metadata}
         known["duration_ms"] = told.duration_ms
         size = len(text.encode("utf-8", "surrogatepass"))
+        if self._settings.review_below != REVIEW_BELOW:
+            known["review_below"] = self._settings.review_below  # whoever makes an answer of this needs it
         known |= {"transcript": text} if size <= _TRANSCRIPT_MAX else {"transcript_bytes": size}
         return {name: value for name, value in known.items() if value is not None}

@@ -11,6 +11,8 @@ import shlex
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from broker.answer import REVIEW_BELOW
+
 __all__ = ["MODES", "HermesSettings"]
 
 MODES = ("auto", "bridge", "stream-json", "api", "text", "quiet")
@@ -31,6 +33,9 @@ class HermesSettings(BaseSettings):
     api_url: str = Field(default="", description="of an API server that runs already; empty: mode api starts one")
     api_key: SecretStr = Field(default=SecretStr(""), description="that server's API_SERVER_KEY")
     api_start: float = Field(default=60.0, gt=0, description="from the start of an API server until it listens")
+    review_below: float = Field(
+        default=REVIEW_BELOW, ge=0, le=1, description="an answer of less confidence is flagged for review"
+    )
     line_max_bytes: int = Field(default=16 << 20, ge=1 << 16, description="a longer line is left out, and said so")
 
     @field_validator("mode")

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
+from broker import tracing
 from broker.items import Event, Item
 from workers.hermes.api_call import ApiCall
 from workers.hermes.api_server import ApiServer
@@ -62,10 +63,13 @@ class Starter:
 
     async def _in_mode(self, mode: str, call: Call) -> HermesCall:
         call = replace(call, cwd=call.cwd or self.settings.cwd or None)
+        if mode != "api" and (trace := tracing.traceparent()) is not None:
+            call = replace(call, env={**call.env, "TRACEPARENT": trace})
         match mode:
             case "bridge":
                 return await BridgeCall.start(self.settings, call, inherited=self._inherited)
             case "api":
+                # The trace goes on in the headers of its requests: this server's environment is every run's.
                 self._server = self._server or ApiServer(self.settings, inherited=self._inherited)
                 return await ApiCall.start(self._server, self.settings, call)
             case _:

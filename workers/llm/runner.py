@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_exponential
 
+from broker import tracing
 from broker.items import Event, Final, Item
 from broker.requests import RunRequest
 from workers.llm.attempt import Attempt
@@ -48,7 +49,7 @@ class LlmRunner:
     def _prepared(self, request: RunRequest) -> _Prepared:
         """Raises ``RunnerFailed`` for all that can be known before anything is sent."""
         wanted = request.input
-        for name in ("toolsets", "artifacts"):
+        for name in ("toolsets", "attachments"):
             if getattr(wanted, name):
                 raise RunnerFailed("unsupported_input", f"input.{name}: the runner llm has none, it only asks a model")
         options = parse_options(request.metadata)
@@ -109,8 +110,16 @@ class _ModelCall:
         attempt = self._attempt = Attempt(
             adapter, self._settings, self._context.emit, secrets=self._secrets, deadline=self._deadline
         )
-        async with Reading(self._transport, prepared.call) as reading, _stopping(self._context, reading):
-            await attempt.run(reading)
+        asked = {"gen_ai__request__model": prepared.model, "gen_ai__provider__name": prepared.endpoint.api}
+        with tracing.span("model.call", kind="client", runcast__attempt=self._attempts, **asked) as span:
+            async with Reading(self._transport, prepared.call) as reading, _stopping(self._context, reading):
+                await attempt.run(reading)
+            counts = adapter.usage.counts
+            span.set(
+                gen_ai__response__model=attempt.model,
+                gen_ai__usage__input_tokens=counts.get("input_tokens"),
+                gen_ai__usage__output_tokens=counts.get("output_tokens"),
+            )
 
     # Trying again.
 

@@ -15,6 +15,7 @@ from types import TracebackType
 
 import httpx
 
+from broker import tracing
 from workers.llm.endpoints import shown
 from workers.llm.failures import CallFailed, of_status, unreached
 from workers.llm.requests import HttpCall
@@ -65,6 +66,7 @@ class Transport:
                     verify=context,
                     timeout=self._timeout,
                     follow_redirects=False,
+                    event_hooks=tracing.http_hooks(),
                     limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
                     # A compressed stream would be held back by whoever compresses it.
                     headers={"accept-encoding": "identity", "user-agent": "runcast"},

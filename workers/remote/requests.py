@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from broker.requests import RunRequest
 
 __all__ = ["start_body"]
@@ -23,7 +25,7 @@ def start_body(request: RunRequest, *, run_id: str, session_id: str | None) -> d
     return {
         "session_id": session_id or run_id,
         "message": wanted.message,
-        "attachments": wanted.artifacts or [],
+        "attachments": [*msgspec.to_builtins(wanted.artifacts or []), *(wanted.attachments or [])],
         **places,
         "provider": wanted.provider,
         "model": wanted.model,

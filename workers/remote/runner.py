@@ -16,6 +16,7 @@ __all__ = ["RemoteRunner"]
 class RemoteRunner:
     name = "remote"
     mirrors = True
+    takes_artifacts = True
     stop_grace = 10.0
 
     def __init__(self, settings: RemoteSettings | None = None) -> None:

@@ -25,6 +25,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
+from broker import tracing
 from workers.llm.failures import Secrets, retry_after
 from workers.remote.settings import RemoteSettings
 from workers.runner import RunnerFailed
@@ -91,6 +92,16 @@ class RunnerService:
     async def _call(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
+        """Polls have no span of their own: there are too many, and they say nothing."""
+        if method == "GET":
+            return await self._asked(method, path, body, headers)
+        what = path.rpartition("/")[2]
+        with tracing.span("remote.call", kind="client", http__request__method=method, runcast__what=what):
+            return await self._asked(method, path, body, headers)
+
+    async def _asked(
+        self, method: str, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str] | None
+    ) -> dict[str, Any]:
         client = await self._ready()
         content = None if body is None else msgspec.json.encode(body)
         sending = {"content-type": "application/json"} if body is not None else {}
@@ -127,6 +138,7 @@ class RunnerService:
                     verify=context,
                     timeout=httpx.Timeout(settings.timeout, connect=settings.connect, pool=None),
                     follow_redirects=False,
+                    event_hooks=tracing.http_hooks(),
                     limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),
                     headers=headers,
                 )
