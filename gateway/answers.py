@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -19,6 +19,8 @@ from broker.records import OpenAsk, RunRecord
 
 __all__ = [
     "Answered",
+    "ArtifactEntry",
+    "ArtifactPage",
     "Cancelling",
     "Capabilities",
     "CreatedRun",
@@ -29,6 +31,7 @@ __all__ = [
     "Result",
     "Run",
     "RunPage",
+    "SkippedFile",
     "answer",
     "flat_outcome",
     "iso",
@@ -85,6 +88,8 @@ class Run(msgspec.Struct, kw_only=True):
     """The fence as an item: type, seq, ts and its fields."""
     input: dict[str, Any] | UnsetType = UNSET
     pending_input: list[PendingInput] | UnsetType = UNSET
+    waits_for_session: bool | UnsetType = UNSET
+    """True: it is queued, and earlier runs of its session come first."""
 
 
 class Answered(msgspec.Struct, kw_only=True):
@@ -116,9 +121,12 @@ class ItemPage(msgspec.Struct, kw_only=True):
 
 
 class Result(msgspec.Struct, kw_only=True):
+    """``answer``: of a run that a chat request made and that completed, what that request was or will be answered."""
+
     run_id: str
     status: str
     outcome: dict[str, Any] | None
+    answer: dict[str, Any] | UnsetType = UNSET
 
 
 class Pending(msgspec.Struct, kw_only=True):
@@ -126,6 +134,33 @@ class Pending(msgspec.Struct, kw_only=True):
 
     run_id: str
     status: str
+
+
+class ArtifactEntry(msgspec.Struct, kw_only=True):
+    """A file that a run left; ``size`` in bytes, ``type`` as its name says."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1)]
+    size: Annotated[int, msgspec.Meta(ge=0)]
+    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
+    type: Annotated[str, msgspec.Meta(pattern=r"^[\w.+-]+/[\w.+-]+$(?!\n)")] = "application/octet-stream"
+
+
+class SkippedFile(msgspec.Struct, kw_only=True):
+    """A new file that was left out, and why; ``size`` in bytes where that is told."""
+
+    name: str
+    reason: str
+    size: int | None = None
+
+
+class ArtifactPage(msgspec.Struct, kw_only=True):
+    """``skipped`` are the first of the ``skipped_count`` files that were left out."""
+
+    run_id: str
+    status: str
+    artifacts: list[ArtifactEntry]
+    skipped: list[SkippedFile]
+    skipped_count: int
 
 
 class Cancelling(msgspec.Struct, kw_only=True):
@@ -185,10 +220,17 @@ def view(record: RunRecord, first_seq: int | None = None) -> Run:
         ended_at=iso(record.ended),
         usage=record.usage,
         cost=record.cost,
-        outcome=flat_outcome(record.outcome),
-        input=UNSET if first_seq is None else asked,
+        outcome=_outcome(record, whole=first_seq is not None),
+        waits_for_session=record.waits or UNSET,
+        input=UNSET if first_seq is None else _without_content(asked),
         pending_input=UNSET if first_seq is None else [_pending(ask) for ask in record.asks],
     )
+
+
+def _outcome(record: RunRecord, *, whole: bool) -> dict[str, Any] | None:
+    """In lists without what came before its message: whoever wants that asks for the run."""
+    outcome = flat_outcome(record.outcome)
+    return outcome if whole or outcome is None else {k: v for k, v in outcome.items() if k != "steps"}
 
 
 def _pending(ask: OpenAsk) -> PendingInput:
@@ -202,6 +244,15 @@ def _pending(ask: OpenAsk) -> PendingInput:
         asked_at=iso(ask.asked_at) or "",
         expires_at=iso(ask.expires_at) or "",
     )
+
+
+def _without_content(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The input without the bytes of its artifacts: who looks at a run wants to know their names."""
+    artifacts = asked.get("artifacts")
+    if not isinstance(artifacts, list):
+        return dict(asked)
+    shown = [{k: v for k, v in a.items() if k != "content_base64"} if isinstance(a, dict) else a for a in artifacts]
+    return {**asked, "artifacts": shown}
 
 
 def _title(message: object) -> str:

@@ -13,15 +13,21 @@ from contextlib import asynccontextmanager, nullcontext
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from broker import tracing
 from broker.api import Broker
+from broker.artifact_store import ArtifactStore
+from broker.exposition import introduce
 from broker.settings import Settings
 from gateway import openapi, problems
 from gateway.assets import page_routes
+from gateway.auth import trust_header
 from gateway.bodies import LimitBodies
 from gateway.bus import BusFeed
+from gateway.chat.stream import ChatStreams
 from gateway.connection import Connection
 from gateway.metrics import CountRequests
-from gateway.routes import chat, events, hermes_sessions, login, runs, service, sessions, status
+from gateway.observing import ObserveRequests
+from gateway.routes import artifacts, chat, events, hermes_sessions, login, runs, runtime, service, sessions, status
 from gateway.viewer import StreamApp
 from gateway.webui.channels import Channels
 from gateway.webui.chat import ChatStreamApp
@@ -44,6 +50,7 @@ class Gateway:
 
     def __init__(self, settings: Settings, broker: Broker | None = None, webui: WebuiSettings | None = None) -> None:
         webui = webui or WebuiSettings()
+        ArtifactStore(settings)  # raises here, not at the first download, where the setting names none
         self.connection = Connection(settings, broker)
         self.api = _api(self.connection, webui)
         self.always_chunked = webui.sse_chunked
@@ -51,12 +58,15 @@ class Gateway:
         inner: ASGIApp = CountRequests(LimitBodies(self.api, settings.body_max_bytes))
         turns: Turns = self.api.state.turns
         inner = ChatStreamApp(inner, lambda: self.connection.broker, turns, retry_ms=settings.retry_ms)
+        inner = ChatStreams(inner, self.connection, runner=webui.chat_runner)
         self._app: ASGIApp = StreamApp(inner, lambda: self.connection.broker, retry_ms=settings.retry_ms)
         known: Login | None = self.api.state.login
         if known is not None:
             self._app = Gate(self._app, known)
+        self._app = ObserveRequests(self._app)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        trust_header(scope, self.connection.settings.principal_header)
         await self._app(scope, receive, send)
 
     def drain(self) -> None:
@@ -79,8 +89,10 @@ def _api(connection: Connection, webui: WebuiSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with connection.running(), watcher.watching() if watcher is not None else nullcontext():
-            yield
+        introduce()
+        with tracing.tracing(connection.settings, "runcast-gateway"):
+            async with connection.running(), watcher.watching() if watcher is not None else nullcontext():
+                yield
 
     api = FastAPI(
         title="Runcast",
@@ -88,6 +100,8 @@ def _api(connection: Connection, webui: WebuiSettings) -> FastAPI:
         description=_ABOUT,
         lifespan=lifespan,
         redirect_slashes=False,
+        # Its own spans would carry paths and queries, cancel tokens among them: gateway/observing.py makes ours.
+        telemetry={"auto_configure": False, "tracing": False, "metrics": False, "logs": False},
         # FastAPI's own pages load scripts from elsewhere.
         docs_url=None,
         redoc_url=None,
@@ -98,7 +112,7 @@ def _api(connection: Connection, webui: WebuiSettings) -> FastAPI:
     api.state.webui = webui
     api.state.session_watcher = watcher
     api.state.login = _login(connection, webui)
-    for native in (runs, events, service):
+    for native in (runs, artifacts, runtime, events, service):
         api.include_router(native.router)
     for compatible in (hermes_sessions, login, status, sessions, chat):
         api.include_router(compatible.router, include_in_schema=False)  # docs/webui.md describes these

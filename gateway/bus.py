@@ -144,6 +144,7 @@ class BusFeed:
             session_id = event.get(b"session_id", b"").decode("utf-8", "replace")
             wanting = [listener for listener in self._listeners if listener.wants(kind, session_id)]
             if wanting:
+                metrics.BUS_EVENTS.labels(_family(kind)).inc()
                 frame = render_event(kind, event)
                 for listener in wanting:
                     listener.offer(frame)
@@ -159,6 +160,12 @@ def render_event(kind: str, event: Mapping[bytes, bytes]) -> bytes:
         body["ts"] = _number(event[b"ts"])
     body.update((k, v) for k, v in _payload(event.get(b"d", b"")).items() if k not in body)
     return b"event: %b\ndata: %b\n\n" % (_one_line(kind), msgspec.json.encode(body))
+
+
+def _family(kind: str) -> str:
+    """Whoever writes the bus may name kinds as he likes."""
+    family = kind.partition(".")[0]
+    return family if family in FAMILIES else "other"
 
 
 def _one_line(kind: str) -> bytes:

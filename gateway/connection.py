@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, suppress
 
 from broker import api
 from broker.api import Broker
+from broker.audit_file import AuditFile
 from broker.errors import BadRequest, RuncastError, StoreUnavailable
 from broker.session_follower import SessionFollower
 from broker.settings import Settings
@@ -115,8 +116,10 @@ class Connection:
 
 
 async def _tend(broker: Broker) -> None:
-    """What every gateway does for all of them, for ever: it sweeps, and tells sessions of their runs."""
-    await asyncio.gather(_sweep(broker), SessionFollower(broker.sessions).run_forever())
+    """What every gateway does for all of them, for ever: it sweeps, and tells sessions and the ledger of runs."""
+    follower = SessionFollower(broker.runs, broker.tail)
+    audit = AuditFile(broker.store, broker.ledger.audit)
+    await asyncio.gather(_sweep(broker), follower.run_forever(), audit.run_forever())
 
 
 async def _sweep(broker: Broker) -> None:

@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import time
 
-from prometheus_client import REGISTRY, Counter, Gauge, Histogram
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["CONTENT_TYPE", "LISTENERS", "LISTENERS_DROPPED", "CountRequests", "exposition"]
-
-CONTENT_TYPE = CONTENT_TYPE_LATEST
+__all__ = [
+    "ARTIFACT_BYTES",
+    "BUS_EVENTS",
+    "CHATS",
+    "CHATS_REFUSED",
+    "LISTENERS",
+    "LISTENERS_DROPPED",
+    "METHODS",
+    "PROBLEMS",
+    "CountRequests",
+    "route_of",
+]
 
 REQUESTS = Counter(
     "runcast_http_requests", "Requests answered, streams of runs left out", ["method", "route", "status"]
@@ -24,15 +32,18 @@ SECONDS = Histogram(
     ["route"],
     buckets=(0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 15, 60),
 )
-LISTENERS = Gauge("runcast_event_listeners", "Listeners of the event bus attached to this process")
+PROBLEMS = Counter("runcast_http_problems", "Requests that were refused or failed, those for streams too", ["code"])
+BUS_EVENTS = Counter("runcast_bus_events", "Entries of the event bus that this process passed to listeners", ["family"])
+ARTIFACT_BYTES = Counter("runcast_artifact_bytes_served", "Bytes of the files of runs that were downloaded")
+LISTENERS = Gauge(
+    "runcast_event_listeners", "Listeners of the event bus attached to this process", multiprocess_mode="livesum"
+)
 LISTENERS_DROPPED = Counter("runcast_event_listeners_dropped", "Listeners of the event bus cut off", ["reason"])
 
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+CHATS = Counter("runcast_chats", "Chat requests that a run was made for", ["route"])
+CHATS_REFUSED = Counter("runcast_chats_refused", "Streamed chat requests that none was made for", ["route", "code"])
 
-
-def exposition() -> bytes:
-    """Everything that this process counts, in Prometheus' text format."""
-    return generate_latest(REGISTRY)
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 class CountRequests:
@@ -44,12 +55,12 @@ class CountRequests:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        method = scope["method"] if scope["method"] in _METHODS else "other"
+        method = scope["method"] if scope["method"] in METHODS else "other"
         began = time.perf_counter()
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                route = _route_of(scope)
+                route = route_of(scope)
                 REQUESTS.labels(method, route, message["status"]).inc()
                 SECONDS.labels(route).observe(time.perf_counter() - began)
             await send(message)
@@ -57,6 +68,6 @@ class CountRequests:
         await self._app(scope, receive, counted)
 
 
-def _route_of(scope: Scope) -> str:
+def route_of(scope: Scope) -> str:
     """The template of the route that the router found: it leaves it in the scope."""
     return str(getattr(scope.get("route"), "path", "(none)"))

@@ -16,9 +16,11 @@ from broker.items import Mode
 from broker.requests import RunRequest
 from gateway import answers
 from gateway.bodies import InputAnswer
+from gateway.chat.bodies import ChatRequest, ChatRequestV1
+from gateway.chat.replies import ChatReply, ChatReplyV1
 from gateway.problems import MEDIA_TYPE, Problem
 
-__all__ = ["event_stream", "install", "json_answer", "json_body_of", "problems", "text_answer"]
+__all__ = ["binary_answer", "event_stream", "install", "json_answer", "json_body_of", "problems", "text_answer"]
 
 _TYPES: tuple[Any, ...] = (
     RunRequest,
@@ -32,14 +34,20 @@ _TYPES: tuple[Any, ...] = (
     answers.Pending,
     answers.Cancelling,
     answers.Answered,
+    answers.ArtifactPage,
     answers.Health,
     answers.Capabilities,
+    ChatRequest,
+    ChatRequestV1,
+    ChatReply,
+    ChatReplyV1,
 )
 _TEMPLATE = "#/components/schemas/{name}"
 Responses = dict[int | str, dict[str, Any]]
 
 _WHEN = {
     400: "Bad input; `field` names the part.",
+    402: "A cost cap is reached; `Retry-After` says when a new day begins.",
     403: "The cancel token is another run's.",
     404: "No such run, or it asked nothing of that id.",
     409: "The state forbids it; `code` says why.",
@@ -47,7 +55,9 @@ _WHEN = {
     415: "The body is not declared as JSON.",
     422: "Well-formed, but not allowed; `field` names the part.",
     500: "An error of ours.",
+    502: "The run gave no answer; `reason` says why.",
     503: "Redis does not answer. `Retry-After` says when to come back.",
+    504: "The run did not end within its time limit.",
 }
 
 
@@ -67,6 +77,10 @@ def problems(*statuses: int) -> Responses:
 
 def text_answer(description: str) -> dict[str, Any]:
     return {"description": description, "content": {"text/plain": {"schema": {"type": "string"}}}}
+
+
+def binary_answer(description: str) -> dict[str, Any]:
+    return {"description": description, "content": {"application/octet-stream": {}}}
 
 
 def event_stream(description: str) -> dict[str, Any]:

@@ -18,7 +18,16 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from broker.errors import AlreadyAnswered, BadRequest, InvalidRequest, RuncastError, StoreUnavailable
+from broker.errors import (
+    AlreadyAnswered,
+    BadRequest,
+    CostCapReached,
+    InvalidRequest,
+    RuncastError,
+    SessionBusy,
+    StoreUnavailable,
+)
+from gateway import metrics
 
 __all__ = [
     "MEDIA_TYPE",
@@ -30,6 +39,7 @@ __all__ = [
     "Problem",
     "UnsupportedMediaType",
     "decode_body",
+    "headers_of",
     "install",
     "problem_of",
     "render",
@@ -58,14 +68,18 @@ PROBLEMS: dict[str, Kind] = {
     "run_not_found": Kind(404, "No such run"),
     "session_not_found": Kind(404, "No such session"),
     "conflict": Kind(409, "Conflict"),
+    "artifact_not_found": Kind(404, "No such file of this run"),
+    "artifact_store_unavailable": Kind(503, "The artifact store does not answer"),
     "run_exists": Kind(409, "The run exists"),
     "idempotency_conflict": Kind(409, "The idempotency key was used with another body"),
     "run_ended": Kind(409, "The run has ended"),
     "unknown_request": Kind(404, "Nothing was asked under that id"),
     "already_answered": Kind(409, "It has its answer"),
     "too_many_asks": Kind(409, "The run waits for too many answers"),
+    "session_busy": Kind(409, "The session has an open run"),
     "claim_refused": Kind(409, "Claim refused"),
     "layout_mismatch": Kind(503, "This gateway does not fit the store's layout"),
+    "cost_cap": Kind(402, "The cost cap is reached"),
     "fenced": Kind(409, "The run has another owner"),
     "sealed": Kind(409, "The run is sealed"),
     "log_gap": Kind(409, "The log ends elsewhere"),
@@ -76,6 +90,9 @@ PROBLEMS: dict[str, Kind] = {
     "data_dir_unusable": Kind(500, "The data directory cannot be used"),
     "internal": Kind(500, "Internal error"),
     # The gateway's own.
+    "chat_failed": Kind(502, "The run gave no answer"),
+    "chat_timeout": Kind(504, "The run did not end in time"),
+    "chat_cancelled": Kind(409, "The run was cancelled"),
     "login_required": Kind(401, "Log in first"),
     "forbidden": Kind(403, "Forbidden"),
     "not_found": Kind(404, "No such address"),
@@ -88,7 +105,8 @@ _CODE_OF_STATUS = {400: "bad_request", 403: "forbidden", 404: "not_found", 405: 
 
 class Problem(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The body of every error. ``already_answered`` has the ``answer`` that came first, and ``how`` it came about;
-    ``error`` repeats ``detail`` where the WebUI's clients look for it."""
+    ``error`` repeats ``detail`` where clients of chats and of the WebUI look for it; ``reason``: the code of the run
+    that gave a chat no answer; ``active_run_id``: of ``session_busy``, the run that is open."""
 
     type: str
     title: str
@@ -99,6 +117,8 @@ class Problem(msgspec.Struct, kw_only=True, omit_defaults=True):
     answer: str | None = None
     how: str | None = None
     error: str | None = None
+    reason: str | None = None
+    active_run_id: str | None = None
 
 
 class Forbidden(RuncastError):
@@ -127,6 +147,8 @@ def problem_of(error: RuncastError) -> Problem:
     problem = _problem(code, str(error), field=error.field if isinstance(error, BadRequest) else None)
     if isinstance(error, AlreadyAnswered):
         problem.answer, problem.how = error.answer, error.how
+    if isinstance(error, SessionBusy):
+        problem.active_run_id = error.run_id
     return problem
 
 
@@ -144,6 +166,7 @@ def _problem(code: str, detail: str, *, field: str | None = None, status: int | 
 
 def render(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
     """Problem → response. A 503 says when to come back; nothing here may be cached."""
+    metrics.PROBLEMS.labels(problem.code).inc()
     out = {"Cache-Control": "no-store", **(headers or {})}
     if problem.status == 503:
         out.setdefault("Retry-After", str(RETRY_AFTER))
@@ -151,7 +174,7 @@ def render(problem: Problem, headers: Mapping[str, str] | None = None) -> Respon
 
 
 def _render(request: Request, problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
-    if request.url.path.removeprefix(request.scope.get("root_path", "")).startswith(_WEBUI):
+    if request.url.path.removeprefix(request.scope.get("root_path", "")).startswith(_TELL_ERROR):
         problem.error = problem.detail
     return render(problem, headers)
 
@@ -166,7 +189,7 @@ def _dump(problem: Problem) -> bytes:
         return msgspec.json.encode(problem)
 
 
-_WEBUI = "/api/"
+_TELL_ERROR = ("/api/", "/chat", "/v1/chat")
 _UNKNOWN_FIELD = re.compile(r"^Object contains unknown field `(?P<name>[^`]*)`", re.DOTALL)
 _MISSING_FIELD = re.compile(r"^Object missing required field `(?P<name>[^`]*)`", re.DOTALL)
 _AT = re.compile(r" - at `(?P<path>[^`]*)`$")
@@ -220,13 +243,20 @@ def _of_validation(error: RequestValidationError) -> Problem:
     return _problem("invalid_request", f"{where} parameter {field!r}: {first['msg']}", field=field)
 
 
+def headers_of(error: RuncastError) -> dict[str, str]:
+    """What an error's answer says in its head."""
+    if isinstance(error, CostCapReached):
+        return {"Retry-After": str(error.retry_after)}
+    kind = PROBLEMS.get(error.code)
+    return {"Connection": "close"} if kind is not None and kind.status == 413 else {}
+
+
 async def _on_runcast(request: Request, error: Exception) -> Response:
     assert isinstance(error, RuncastError)
     problem = problem_of(error)
     if problem.status >= 500 and not isinstance(error, StoreUnavailable):
         _log.error("%s %s failed: %s", request.method, request.url.path, error, exc_info=error)
-    headers = {"Connection": "close"} if problem.status == 413 else None
-    return _render(request, problem, headers)
+    return _render(request, problem, headers_of(error))
 
 
 async def _on_validation(request: Request, error: Exception) -> Response:

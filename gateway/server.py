@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import logging
 import signal
 import socket
 from collections.abc import Generator
@@ -17,8 +16,12 @@ import uvicorn
 from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.multiprocess import Process
 
+from broker.exposition import shared_by_processes
+from broker.logs import logging_config
+from broker.redaction import secrets_of
 from broker.settings import Settings
 from gateway.transport import StreamProtocol
+from gateway.webui.settings import WebuiSettings
 
 __all__ = ["GatewayServer", "bind", "config", "serve"]
 
@@ -62,7 +65,8 @@ class _GatewayProcess(Process):
 
 
 def config(settings: Settings, app: str = TARGET, *, workers: int = 1, log_level: str = "warning") -> uvicorn.Config:
-    """uvicorn as the gateway wants it: uvloop, our protocol, no access log, no WebSockets."""
+    """uvicorn as the gateway wants it: uvloop, our protocol, our log records, no access log, no WebSockets."""
+    secrets = secrets_of(settings, WebuiSettings)
     return uvicorn.Config(
         app,
         host=settings.host,
@@ -72,6 +76,7 @@ def config(settings: Settings, app: str = TARGET, *, workers: int = 1, log_level
         ws="none",
         lifespan="on",
         access_log=False,
+        log_config=logging_config(log_level, settings.log_format, secrets=secrets, service="runcast-gateway"),
         log_level=log_level,
         backlog=BACKLOG,
         workers=workers,
@@ -107,8 +112,8 @@ def serve(
     if workers == 1:
         GatewayServer(cfg).run(sockets=[sock])
         return
-    logging.getLogger("uvicorn.error").setLevel(log_level.upper())
     from uvicorn.supervisors import multiprocess
 
     multiprocess.Process = _GatewayProcess  # type: ignore[misc]  # uvicorn names no other way to choose it
-    Multiprocess(cfg, sockets=[sock]).run()
+    with shared_by_processes():
+        Multiprocess(cfg, sockets=[sock]).run()

@@ -17,6 +17,7 @@ from broker.log import LogState
 from broker.settings import Settings
 from broker.viewer import Viewer
 from gateway.fallback import through_asgi
+from gateway.observing import watch
 from gateway.owner import Owner
 from gateway.transport import EXTENSION, StreamResponse
 
@@ -81,6 +82,7 @@ class Serving:
 async def serve(serving: Serving, scope: Scope, receive: Receive, send: Send) -> None:
     """The whole response. Returns at its end, or as soon as the hub has taken it over."""
     viewer, settings = serving.viewer, serving.broker.settings
+    await watch(viewer, serving.broker, scope)
     open_response = scope.get("extensions", {}).get(EXTENSION)
     if open_response is None:
         await through_asgi(viewer, serving.run, list(serving.headers), settings.high_water, receive, send)

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -19,8 +20,11 @@ from broker.cursor import Bounds, Resume, Start, parse, resolve
 from broker.errors import RuncastError, StoreUnavailable
 from broker.items import Mode
 from broker.log import LogState
+from broker.metrics import CONTROL_FRAMES
 from broker.records import FIRST_EPOCH
 from broker.viewer import Viewer
+from gateway.chat.viewer import ChatViewer, format_of_run
+from gateway.formats.chat import ChatFormat
 from gateway.owner import Owner
 from gateway.problems import problem_of, render
 from gateway.serving import STREAM_HEADERS, Header, Serving, answer, nowhere, serve
@@ -56,10 +60,12 @@ class StreamApp:
             broker = self._get_broker()
             async with asyncio.timeout(broker.settings.request_deadline):
                 log = _known(broker, request) or await broker.log.state(request.run_id)
+                if isinstance(request.format, ChatFormat):
+                    request = replace(request, format=await format_of_run(broker, request.run_id))
                 if request.owns:
                     await Owner.check(broker, request.run_id, request.cancel_token)
         except (StoreUnavailable, TimeoutError):
-            await _away(request, scope, send, self._retry_ms)
+            await _away(request, scope, receive, send, self._retry_ms)
             return
         except RuncastError as error:
             problem = problem_of(error)
@@ -67,7 +73,7 @@ class StreamApp:
                 await render(problem)(scope, receive, send)
                 return
             _log.error("the stream of run %s could not begin: %s", request.run_id, error)
-            await _away(request, scope, send, self._retry_ms)
+            await _away(request, scope, receive, send, self._retry_ms)
             return
         final_only = request.modes == Mode.FINAL
         bounds = Bounds(first=log.first, last=log.last, ended=log.is_ended, final_only=final_only)
@@ -103,11 +109,14 @@ async def _serve(
     after = resume.after
     if bounds.final_only:
         after = max(after, bounds.last - 1 if bounds.ended else bounds.last)
-    viewer = Viewer(request.run_id, format=fmt, modes=request.modes, seq=after, write=nowhere, compact=request.compact)
+    kind = ChatViewer if isinstance(fmt, ChatFormat) else Viewer
+    viewer = kind(request.run_id, format=fmt, modes=request.modes, seq=after, write=nowhere, compact=request.compact)
     over = None
     if not fmt.goes_on and (resume.reset is not None or resume.gap is not None):
         over = "recovery"
     elif bounds.ended and bounds.first > bounds.last:  # its items expired
+        if isinstance(fmt, ChatFormat):  # whose last frame is the fence, and that is gone
+            opening += fmt.gap(request.run_id, resume.after, bounds.first, bounds.last)
         opening += fmt.cursor(request.run_id, bounds.last) + fmt.end(request.run_id, log.status, bounds.last)
         over = "end"
     owner = Owner(broker, request.run_id) if request.owns else None
@@ -125,16 +134,24 @@ def _opening(request: StreamRequest, log: LogState, bounds: Bounds, resume: Resu
     if resume.reset is not None:
         # A cursor ahead of a log whose epoch changed was honest once.
         reason = "rewound" if resume.reset == "ahead" and log.epoch > FIRST_EPOCH else resume.reset
+        CONTROL_FRAMES.labels("reset").inc()
         frames.append(fmt.reset(run_id, reason))
     if resume.gap is not None and (fmt.goes_on or resume.reset is None):
+        CONTROL_FRAMES.labels("gap").inc()
         frames.append(fmt.gap(run_id, resume.gap, bounds.first, bounds.last))
     if resume.announce:
         frames.append(fmt.cursor(run_id, resume.after))
     return b"".join(frames)
 
 
-async def _away(request: StreamRequest, scope: Scope, send: Send, retry_ms: int) -> None:
-    """The store is away: an empty stream that asks to come back. The headers are those of any stream."""
+async def _away(request: StreamRequest, scope: Scope, receive: Receive, send: Send, retry_ms: int) -> None:
+    """The store is away: an empty stream that asks to come back. The headers are those of any stream.
+
+    A chat's stream is no EventSource's, and never ends without its last frame: there it is a 503."""
+    if isinstance(request.format, ChatFormat):
+        away = StoreUnavailable("the run's stream cannot be read while Redis is away: come back soon")
+        await render(problem_of(away))(scope, receive, send)
+        return
     # Everybody is sent away at once: they need not all come back at once.
     opening = request.format.opening(int(retry_ms * random.uniform(0.5, 1.5)))
     await answer(send, 200, _headers(request), b"" if scope["method"] == "HEAD" else opening)

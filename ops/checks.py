@@ -49,6 +49,7 @@ class Finding:
 async def all_findings(settings: Settings) -> list[Finding]:
     findings = [*_python(), *_runners(), *_misspelt(), *_data_dir(settings)]
     findings += await check_store(settings)
+    findings += await _files(settings)
     findings += await _hermes()
     findings += _llm()
     findings += await _port(settings)
@@ -110,6 +111,12 @@ def _data_dir(settings: Settings) -> Iterator[Finding]:
         yield Finding("data dir", State.OK if free > 512 else State.NOTE, f"{directory}, {free:,} MiB free")
     else:
         yield Finding("data dir", State.WRONG, f"{directory} cannot be written", "set RUNCAST_DATA_DIR")
+
+
+async def _files(settings: Settings) -> list[Finding]:
+    from ops.check_files import check_artifacts, check_workspaces
+
+    return [*check_workspaces(settings), *await check_artifacts(settings)]
 
 
 async def check_store(settings: Settings) -> list[Finding]:

@@ -27,9 +27,12 @@ _COMMANDS = {
     "show": ("ops.registry", "show", "What is known of a run."),
     "input": ("ops.answering", "input_", "Answer what a run asks: approvals and questions."),
     "cancel": ("ops.registry", "cancel", "Stop a run."),
+    "artifacts": ("ops.artifacts", "artifacts", "The files that a run left: a list, or one of them."),
     "export": ("ops.transfer", "export_run", "A run as lines of JSON, to stdout."),
     "import": ("ops.transfer", "import_run", "Lines of JSON from stdin as a new run, published as they arrive."),
     "merge": ("ops.merge", "merge", "A recorded response of a model provider as one merged message."),
+    "budget": ("ops.budget", "budget", "What runs cost today, and the caps."),
+    "audit": ("ops.audit", "audit", "Who did what, when, and what it cost, as lines of JSON."),
     "doctor": ("ops.doctor", "doctor", "What is configured, reachable, misconfigured."),
 }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import IntEnum
 
 from broker.errors import (
+    ArtifactNotFound,
+    ArtifactStoreUnavailable,
     BadRequest,
     Conflict,
     DataDirUnusable,
@@ -41,8 +43,10 @@ _OF_ERROR: tuple[tuple[type[RuncastError], Exit], ...] = (
     (BadRequest, Exit.USAGE),
     (DataDirUnusable, Exit.USAGE),
     (RunNotFound, Exit.NOT_FOUND),
+    (ArtifactNotFound, Exit.NOT_FOUND),
     (UnknownRequest, Exit.NOT_FOUND),
     (StoreUnavailable, Exit.STORE_AWAY),
+    (ArtifactStoreUnavailable, Exit.STORE_AWAY),
     (Conflict, Exit.CONFLICT),
     (Fenced, Exit.CONFLICT),
     (Sealed, Exit.CONFLICT),

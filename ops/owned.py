@@ -114,6 +114,7 @@ async def own_run(
         await asyncio.wait({beating})
         with contextlib.suppress(Exception):
             await run.fail("interrupted", "the publisher of this run went away")
+        await broker.ledger.try_settle(run.run_id)
         await run.publisher.aclose()
 
 

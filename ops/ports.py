@@ -33,7 +33,7 @@ def is_free(host: str, port: int) -> bool:
     return True
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, *, option: str = "--port") -> socket.socket:
     """A listening socket that a child may inherit; port 0 takes any.
 
     Raises ``Conflict`` where the port is in use, ``InvalidRequest`` where this process cannot listen there at all.
@@ -48,7 +48,7 @@ def listen(host: str, port: int) -> socket.socket:
                 "127.0.0.1 or 0.0.0.0; ports below 1024 may need privileges",
                 field="host",
             ) from None
-    raise Conflict(f"port {port} on {host} is in use: stop what listens there, or choose another one with --port")
+    raise Conflict(f"port {port} on {host} is in use: stop what listens there, or choose another one with {option}")
 
 
 def listen_near(host: str, port: int, tries: int = 50) -> socket.socket:

@@ -20,6 +20,8 @@ from broker import api
 from broker.errors import InvalidRequest, RunEnded
 from broker.items import Mode
 from broker.requests import RunRequest
+from broker.staging import staged
+from ops.artifacts import given as given_artifacts
 from ops.exits import Exit, exit_of_status
 from ops.follow import Follower, Interrupts, hint_after
 from ops.inline import Inline, reads_lines
@@ -83,6 +85,7 @@ def _prompt(text: str) -> str:
     type=click.Choice(["yolo", "ask"]),
     help="yolo: run every tool; ask: ask people before a dangerous one.  [default: yolo]",
 )
+@click.option("--artifact", multiple=True, metavar="[NAME=]FILE|URL", help="A file for its workspace; may be repeated.")
 @click.option("--session", "session_id", metavar="ID", help="Conversation that this run goes on.")
 @click.option("--metadata", multiple=True, metavar="NAME=VALUE", help="Kept with the run; may be repeated.")
 @click.option(
@@ -111,6 +114,7 @@ def run(prompt: str, as_json: bool, redis_url: str | None, modes: Mode | None, *
         "toolsets": [t.strip() for t in options["toolsets"].split(",") if t.strip()] if options["toolsets"] else None,
         "max_turns": options["max_turns"],
         "approvals": options["approvals"],
+        "artifacts": given_artifacts(options["artifact"], load_settings(redis_url).inbound_bytes),
     }
     more = {
         "session_id": options["session_id"],
@@ -142,6 +146,7 @@ async def _submit(
     settings = load_settings(redis_url)
     with Interrupts() as interrupts:
         async with api.open(settings=settings) as broker:
+            request = await staged(request, broker.artifacts, settings)
             record, created = await broker.runs.create(
                 request, run_id=options["run_id"], idempotency_key=options["idempotency_key"]
             )

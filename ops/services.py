@@ -9,20 +9,31 @@ import os
 import signal
 import socket
 from contextlib import AsyncExitStack
+from logging.config import dictConfig
 
 import click
 import uvloop
+from pydantic_settings import BaseSettings
 
-from broker import api, urls
+from broker import api, tracing, urls
 from broker.api import Broker
+from broker.artifact_store import ArtifactStore
 from broker.errors import StoreUnavailable
+from broker.exposition import introduce
+from broker.logs import logging_config
+from broker.redaction import secrets_of
 from broker.settings import Settings
 from gateway import server
+from gateway.webui.settings import WebuiSettings
 from ops import supervise
 from ops.exits import Exit
 from ops.follow import Interrupts
 from ops.options import load_settings, redis_option
 from ops.ports import listen
+from workers.hermes.settings import HermesSettings
+from workers.llm.settings import LlmSettings, VendorKeys
+from workers.monitoring import monitored
+from workers.remote.settings import RemoteSettings
 from workers.worker import Worker
 
 __all__ = ["serve", "worker"]
@@ -32,10 +43,9 @@ _AGAIN_AFTER = 2.0
 _LEVELS = ("debug", "info", "warning", "error")
 
 
-def _log_to_stderr(level: str) -> None:
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # It tells of each request to Hermes' API server or a model, with its whole URL.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+def _log_to_stderr(settings: Settings, service: str, *others: type[BaseSettings]) -> None:
+    secrets = secrets_of(settings, *others)
+    dictConfig(logging_config(settings.log_level, settings.log_format, secrets=secrets, service=service))
 
 
 def _child_option(command: click.decorators.FC) -> click.decorators.FC:
@@ -43,7 +53,9 @@ def _child_option(command: click.decorators.FC) -> click.decorators.FC:
 
 
 def _level_option(command: click.decorators.FC) -> click.decorators.FC:
-    return click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True)(command)
+    return click.option(
+        "--log-level", type=click.Choice(_LEVELS), help="What is logged.  [default: RUNCAST_LOG_LEVEL, else info]"
+    )(command)
 
 
 @click.command()
@@ -61,7 +73,7 @@ def serve(
     port: int | None,
     workers: int,
     listen_fd: int | None,
-    log_level: str,
+    log_level: str | None,
     stop_with_stdin: bool,
     redis_url: str | None,
 ) -> Exit:
@@ -69,10 +81,12 @@ def serve(
 
     Viewers reconnect by themselves, to this gateway or another one, and miss nothing.
     """
-    settings = load_settings(redis_url, host=host, port=port)
+    settings = load_settings(redis_url, host=host, port=port, log_level=log_level)
+    tracing.check(settings)
     urls.parse(settings.redis_url, settings.data_dir)  # what no store can mend is said before anything listens
+    ArtifactStore(settings)
     sock = listen(settings.host, settings.port) if listen_fd is None else socket.socket(fileno=listen_fd)
-    _log_to_stderr(log_level)
+    _log_to_stderr(settings, "runcast-gateway", WebuiSettings)
     if stop_with_stdin:
         supervise.stop_with_stdin()
     address = sock.getsockname()
@@ -80,37 +94,59 @@ def serve(
     # The gateway's processes read their settings from the environment.
     os.environ.update(RUNCAST_REDIS_URL=settings.redis_url, RUNCAST_HOST=settings.host, RUNCAST_PORT=str(address[1]))
     with contextlib.suppress(KeyboardInterrupt):
-        server.serve(settings, sock, workers=workers, log_level=log_level)
+        server.serve(settings, sock, workers=workers, log_level=settings.log_level)
     return Exit.OK
 
 
 @click.command()
 @click.option("--concurrency", type=click.IntRange(1, 1000), metavar="N", help="Runs at once.  [default: 4]")
-@click.option("--metrics-port", type=click.IntRange(1, 65535), help="Serve its metrics there, on RUNCAST_HOST.")
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(1, 65535),
+    help="Serve /metrics, /healthz and /readyz there, on RUNCAST_HOST.  [default: RUNCAST_WORKER_METRICS_PORT]",
+)
 @_level_option
 @_child_option
 @redis_option
 def worker(
-    concurrency: int | None, metrics_port: int | None, log_level: str, stop_with_stdin: bool, redis_url: str | None
+    concurrency: int | None,
+    metrics_port: int | None,
+    log_level: str | None,
+    stop_with_stdin: bool,
+    redis_url: str | None,
 ) -> Exit:
     """Take runs from the queue and execute them until SIGTERM or Ctrl-C.
 
     Then no new run is taken, and those that run get RUNCAST_WORKER_DRAIN seconds to end; a second signal stops them
     at once. Without a store it waits for one.
     """
-    settings = load_settings(redis_url, concurrency=concurrency)
-    _log_to_stderr(log_level)
+    settings = load_settings(redis_url, concurrency=concurrency, worker_metrics_port=metrics_port, log_level=log_level)
+    tracing.check(settings)
+    port = settings.worker_metrics_port
+    listener = None if port is None else listen(settings.host, port, option="--metrics-port")
+    _log_to_stderr(settings, "runcast-worker", HermesSettings, LlmSettings, VendorKeys, RemoteSettings)
     if stop_with_stdin:
         supervise.stop_with_stdin()
-    if metrics_port is not None:
-        from prometheus_client import start_http_server
-
-        start_http_server(metrics_port, settings.host)
-    uvloop.run(_work(settings))
+    uvloop.run(_monitored(settings, listener))
     return Exit.OK
 
 
-async def _work(settings: Settings) -> None:
+async def _monitored(settings: Settings, listener: socket.socket | None) -> None:
+    """From the first moment on: a worker that waits for its store lives, and is not ready."""
+    introduce()
+    at_work: list[Worker] = []
+
+    def ready() -> str | None:
+        if not at_work:
+            return "waiting for the store"
+        return at_work[0].not_ready
+
+    with tracing.tracing(settings, "runcast-worker"):
+        async with monitored(listener, ready):
+            await _work(settings, at_work)
+
+
+async def _work(settings: Settings, at_work: list[Worker]) -> None:
     with Interrupts(signal.SIGINT, signal.SIGTERM) as interrupts:
         opening = asyncio.create_task(_open_when_there(settings))
         if await interrupts.race(opening) is not None:
@@ -120,6 +156,7 @@ async def _work(settings: Settings) -> None:
         closing, broker = opening.result()
         async with closing:
             running = Worker(broker)
+            at_work.append(running)
             working = asyncio.create_task(running.run())
             while (arrived := await interrupts.race(working)) is not None:
                 _log.info("%s: draining", arrived.name)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from broker.errors import BadRequest
 from broker.items import Entry, Mode
+from gateway.formats.chat import CHAT
 from gateway.formats.native import NATIVE
 from gateway.formats.webui import WEBUI
 
@@ -62,7 +63,7 @@ class Format(Protocol):
         ...
 
 
-FORMATS: dict[str, Format] = {NATIVE.name: NATIVE, WEBUI.name: WEBUI}
+FORMATS: dict[str, Format] = {NATIVE.name: NATIVE, WEBUI.name: WEBUI, CHAT.name: CHAT}
 
 
 def get_format(name: str) -> Format:

@@ -62,7 +62,7 @@ class WebuiFormat:
         return b"retry: %d\n\n" % milliseconds
 
     def items(self, run_id: bytes, entries: Sequence[Entry], modes: Mode) -> bytes:
-        chat = Chat(run_id.decode(), self._turn.chat.session_id)
+        chat = Chat(run_id.decode(), self._turn.chat.session_id, self._turn.chat.before)
         shown = entries if modes & Mode.EVENTS else [e for e in entries if modes_of(e.type) & modes]
         return b"".join([self._blocks(chat, entry) for entry in shown])
 
@@ -103,14 +103,14 @@ class WebuiFormat:
         if isinstance(fence, Cancelled):
             return _CLOSING + id_ + _event(cancelled(fence, chat))
         assert isinstance(fence, Final)
-        usage = spent(fence.usage, fence.cost)
-        done = _event(Named("done", {"session": self._session(fence, chat), "usage": usage}))
+        usage = {**chat.before, **spent(fence.usage, fence.cost, chat)}
+        done = _event(Named("done", {"session": {**self._session(fence, chat), **usage}, "usage": usage}))
         end = _event(Named("stream_end", {"session_id": chat.session_id}))
         return done + _event(metering(chat, usage)) + _CLOSING + id_ + end
 
     def _session(self, fence: Final, chat: Chat) -> dict[str, Any]:
         turn = self._turn
-        item = msgspec.structs.asdict(fence)
+        item = {name: value for name, value in msgspec.structs.asdict(fence).items() if value is not UNSET}
         messages = [*turn.before, *final_messages(chat.run_id, "final", item, fence.ts)]
         title = {"title": turn.title} if turn.title else {}
         count = turn.left_out + len(messages)

@@ -8,7 +8,7 @@ client opened the chat with, whatever session Hermes itself is in by now.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
@@ -80,6 +80,8 @@ class Chat:
 
     run_id: str = ""
     session_id: str = ""
+    before: Mapping[str, float] = field(default_factory=dict)
+    """What the session's earlier turns used, in the fields of ``spent``: clients take counts for the session's."""
 
 
 class Named(NamedTuple):
@@ -93,11 +95,13 @@ def named(item: StreamItem | Raw, chat: Chat) -> Named | None:
     return None if mapping is None else mapping(item, chat)
 
 
-def spent(usage: Mapping[str, Any] | None, cost: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Counts and cost so far. What is not known is left out, so that it wipes nothing."""
-    counts = {name: n for name in _COUNTS if (n := (usage or {}).get(name)) is not None}
+def spent(usage: Mapping[str, Any] | None, cost: Mapping[str, Any] | None, chat: Chat) -> dict[str, Any]:
+    """Counts and cost of the session so far. What the run does not tell is left out, so that it wipes nothing."""
+    counts = {name: n + chat.before.get(name, 0) for name in _COUNTS if isinstance(n := (usage or {}).get(name), int)}
     dollars = _dollars((cost or {}).get("total"))
-    return counts if dollars is None else {**counts, "estimated_cost": dollars}
+    if dollars is None:
+        return counts
+    return {**counts, "estimated_cost": round(dollars + chat.before.get("estimated_cost", 0.0), 9)}
 
 
 def metering(chat: Chat, usage: dict[str, Any]) -> Named:
@@ -161,11 +165,11 @@ def _tool_complete(item: ToolCompleted | ToolFailed, chat: Chat) -> Named:
 
 
 def _usage(item: Usage, chat: Chat) -> Named:
-    return metering(chat, spent(item.total or {name: getattr(item, name) for name in _COUNTS}, None))
+    return metering(chat, spent(item.total or {name: getattr(item, name) for name in _COUNTS}, None, chat))
 
 
 def _cost(item: Cost, chat: Chat) -> Named:
-    return metering(chat, spent(None, {"total": item.total}))
+    return metering(chat, spent(None, {"total": item.total}, chat))
 
 
 def _summary(item: Summary, chat: Chat) -> Named:

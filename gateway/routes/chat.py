@@ -3,7 +3,6 @@ itself is served by gateway/webui/chat.py. The shapes are the WebUI's (docs/webu
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from typing import Annotated, Any, TypeVar
 
@@ -12,13 +11,11 @@ from fastapi import APIRouter, Query, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from broker.api import Broker
 from broker.asks import Kind
-from broker.errors import BadRequest, RuncastError, RunEnded, RunNotFound, SessionNotFound, StoreUnavailable
-from broker.ids import IdMaker
+from broker.errors import BadRequest, RunEnded, RunNotFound, SessionBusy, SessionNotFound
 from broker.items import Entry
 from broker.records import RunRecord
-from broker.requests import RunRequest
+from gateway.admission import make_run, stage
 from gateway.auth import principal_of
 from gateway.bodies import json_body
 from gateway.connection import Connection
@@ -39,7 +36,6 @@ BUSY = "session already has an active stream"
 """In these words: clients look for them."""
 
 _log = logging.getLogger("runcast.gateway")
-_new_id = IdMaker()
 _START, _CANCEL = msgspec.json.Decoder(ChatStart), msgspec.json.Decoder(Cancel)
 _APPROVAL, _CLARIFY = msgspec.json.Decoder(ApprovalAnswer), msgspec.json.Decoder(ClarifyAnswer)
 
@@ -85,14 +81,14 @@ async def chat_start(request: Request) -> Response:
     session_id = _named(start.session_id, "session_id")
     async with _connection(request).within() as broker:
         session = await broker.sessions.find(session_id)
-        if session is None:
-            raise SessionNotFound(session_id)
-        asked = request_of(start, session, request.app.state.webui.chat_runner)
-        run_id = _new_id()
-        standing = await broker.sessions.reserve(session_id, run_id)
-        if standing is not None:
-            return refusal(BUSY, 409, active_stream_id=standing, session_id=session_id)
-        record = await _create(broker, asked, run_id, principal_of(request))
+    if session is None:
+        raise SessionNotFound(session_id)
+    asked = await stage(_connection(request), request_of(start, session, request.app.state.webui.chat_runner))
+    async with _connection(request).within() as broker:
+        try:
+            record, _ = await make_run(broker, asked, principal=principal_of(request), busy="refuse")
+        except SessionBusy as busy:
+            return refusal(BUSY, 409, active_stream_id=busy.run_id, session_id=session_id)
         session = await broker.sessions.get(session_id)
     return reply(
         {
@@ -105,18 +101,6 @@ async def chat_start(request: Request) -> Response:
             "effective_model_provider": asked.input.provider,
         }
     )
-
-
-async def _create(broker: Broker, asked: RunRequest, run_id: str, principal: str) -> RunRecord:
-    """The run, or the session free again. Whether it was made is not known where the store went away meanwhile."""
-    try:
-        record, _ = await broker.runs.create(asked, run_id=run_id, principal=principal)
-    except RuncastError:
-        assert asked.session_id is not None
-        with contextlib.suppress(StoreUnavailable):  # then it is free by itself, a little later
-            await broker.sessions.release(asked.session_id, run_id)
-        raise
-    return record
 
 
 @router.post("/chat/cancel", response_model=None)
@@ -144,7 +128,7 @@ async def _cancel(request: Request, stream_id: str) -> Response:
     run_id = _named(stream_id, "stream_id")
     async with _connection(request).within() as broker:
         try:
-            await broker.runs.cancel(run_id)
+            await broker.runs.cancel(run_id, principal=principal_of(request))
             cancelled = True
         except (RunNotFound, RunEnded):
             cancelled = False

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal
 
 import msgspec
 from fastapi import APIRouter, Header, Path, Query, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from broker.api import Broker, StreamEntry
-from broker.errors import BadRequest, InvalidRequest, RunNotFound, StoreUnavailable
+from broker.errors import BadRequest, InvalidRequest
 from broker.items import parse_modes
 from broker.requests import RunRequest
-from broker.runs import RunRecord
+from gateway.admission import make_run, stage
 from gateway.answers import (
     Answered,
     Cancelling,
@@ -35,11 +31,13 @@ from gateway.answers import (
 )
 from gateway.auth import check_cancel_token, principal_of
 from gateway.bodies import InputAnswer, json_body
+from gateway.chat.outcome import chat_answer
 from gateway.connection import Connection
 from gateway.openapi import json_answer, json_body_of, problems
 from gateway.paging import ItemsAsked, read_page
 from gateway.problems import decode_body
 from gateway.routes.get import get
+from gateway.waiting import wait_for_end
 
 __all__ = ["router"]
 
@@ -69,7 +67,7 @@ def _connection(request: Request) -> Connection:
     responses={
         201: json_answer(CreatedRun, "Created and queued."),
         200: json_answer(CreatedRun, "The same idempotency key and body were sent before: that run, and its token."),
-        **problems(400, 409, 413, 415, 422, 503),
+        **problems(400, 402, 409, 413, 415, 422, 503),
     },
     openapi_extra=json_body_of(RunRequest),
 )
@@ -80,9 +78,10 @@ async def create_run(request: Request, idempotency_key: Annotated[str | None, He
             "an idempotency key is 1 to 255 printable ASCII characters without spaces", field="Idempotency-Key"
         )
     asked: RunRequest = decode_body(_decoder, await json_body(request))
+    asked = await stage(_connection(request), asked)
     async with _connection(request).within() as broker:
-        record, created = await broker.runs.create(
-            asked, idempotency_key=idempotency_key, principal=principal_of(request)
+        record, created = await make_run(
+            broker, asked, idempotency_key=idempotency_key, principal=principal_of(request)
         )
         token = await broker.runs.cancel_token(record.run_id)
     stream_url = f"{request.scope.get('root_path', '')}/v1/runs/{record.run_id}/stream"
@@ -169,50 +168,14 @@ async def get_result(
     async with connection.within() as broker:
         record = await broker.runs.get(run_id)
     if not record.ended_ and wait > 0:
-        await _wait_for_end(request, connection, broker, record, wait)
+        await wait_for_end(request, connection, broker, record, wait)
         async with connection.within() as broker:
             record = await broker.runs.get(run_id)
     if not record.ended_:
         return answer(Pending(run_id=record.run_id, status=record.status), 202, {"Retry-After": "1"})
-    return answer(Result(run_id=record.run_id, status=record.status, outcome=flat_outcome(record.outcome)))
-
-
-async def _wait_for_end(
-    request: Request, connection: Connection, broker: Broker, record: RunRecord, seconds: float
-) -> None:
-    """Returns when the run has ended, the time is over, the client is gone, or this process drains. An attached viewer
-    of the fence alone does the waiting, so it costs Redis nothing while it lasts."""
-    waits = (
-        asyncio.create_task(_fence(broker, record)),
-        asyncio.create_task(_gone(request)),
-        asyncio.create_task(connection.draining.wait()),
-    )
-    try:
-        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in waits:
-            task.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)
-
-
-async def _fence(broker: Broker, record: RunRecord) -> None:
-    while True:
-        try:
-            stream = broker.stream(record.run_id, modes="final", after=record.last)
-            async with aclosing(cast(AsyncGenerator[StreamEntry, None], stream)) as entries:
-                async for entry in entries:
-                    if entry.type in ("final", "failed", "cancelled"):
-                        return
-            return  # the stream ends after the fence, and when this process drains
-        except RunNotFound:
-            return
-        except StoreUnavailable:
-            await asyncio.sleep(1.0)  # the wait may outlast the outage
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    result = Result(run_id=record.run_id, status=record.status, outcome=flat_outcome(record.outcome))
+    result.answer = chat_answer(record)
+    return answer(result)
 
 
 @router.post(
@@ -231,7 +194,7 @@ async def cancel_run(
     async with _connection(request).within() as broker:
         await broker.runs.get(run_id)
         await check_cancel_token(broker, run_id, x_cancel_token)
-        record = await broker.runs.cancel(run_id)
+        record = await broker.runs.cancel(run_id, principal=principal_of(request))
     return answer(Cancelling(run_id=record.run_id, status=record.status, cancel_requested=True), 202)
 
 

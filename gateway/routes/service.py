@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from importlib.metadata import PackageNotFoundError, entry_points, version
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from broker.errors import StoreUnavailable
+from broker.exposition import CONTENT_TYPE, exposition
 from broker.items import CONTROL_EVENTS, TYPES, Mode
-from gateway import metrics
 from gateway.answers import Capabilities, Health, answer
 from gateway.bus import FAMILIES
 from gateway.connection import Connection
@@ -55,8 +56,10 @@ async def readyz(request: Request) -> Response:
     responses={200: text_answer("Prometheus' text format.")},
 )
 async def read_metrics() -> Response:
-    """What this process counts."""
-    return Response(metrics.exposition(), headers={"Content-Type": metrics.CONTENT_TYPE, "Cache-Control": "no-store"})
+    """What this process counts, together with those that share its port."""
+    # With several processes it reads their files.
+    counted = await asyncio.to_thread(exposition)
+    return Response(counted, headers={"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"})
 
 
 @get(router, "/v1/capabilities", responses={200: json_answer(Capabilities, "What this gateway can do.")})
@@ -85,6 +88,9 @@ async def capabilities(request: Request) -> Response:
                 "run_ttl": settings.run_ttl,
                 "record_ttl": settings.record_ttl,
                 "heartbeat": settings.heartbeat,
+                "inbound_count": settings.inbound_count,
+                "inbound_bytes": settings.inbound_bytes,
+                "inbound_total_bytes": settings.inbound_total_bytes,
             },
         )
     )

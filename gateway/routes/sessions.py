@@ -25,7 +25,7 @@ from gateway.webui.live import LiveStream
 from gateway.webui.observed import Observer
 from gateway.webui.replies import refusal, reply
 from gateway.webui.resume import Asked
-from gateway.webui.session_view import compact, whole
+from gateway.webui.session_view import compact, status_of, whole
 from gateway.webui.watcher import SessionWatcher
 
 __all__ = ["router"]
@@ -89,10 +89,23 @@ async def one_session(
         async with _connection(request).within() as broker:
             session = await broker.sessions.get(session_id)
             if messages == "0":
-                return reply({"session": compact(session) | {"messages": []}})
+                return reply({"session": whole(session, MessagePage([], 0, session.message_count))})
             size = PAGE_MAX if limit is None else max(1, min(limit, PAGE_MAX))
             page = await read_messages(broker.sessions, session_id, limit=size, before=before)
         return reply({"session": whole(session, page)})
+
+    return await _answered(found)
+
+
+@get(router, "/session/status")
+async def session_status(request: Request, session_id: str = "") -> Response:
+    """How the session stands, in few words: what a page that nobody looks at asks now and then instead of a stream."""
+    if not session_id:
+        return refusal(_NO_ID, 400)
+
+    async def found() -> Response:
+        async with _connection(request).within() as broker:
+            return reply(status_of(await broker.sessions.get(session_id)))
 
     return await _answered(found)
 

@@ -67,6 +67,12 @@ class ClarifyAnswer(msgspec.Struct, kw_only=True):
         return text
 
 
+def _files(attachments: list[Any]) -> dict[str, Any]:
+    """Files for the workspace where all of them are such, else what only a service that is relayed to can read."""
+    ours = all(isinstance(a, dict) and a.keys() & {"url", "content_base64"} for a in attachments)
+    return {"artifacts" if ours else "attachments": attachments} if attachments else {}
+
+
 def request_of(start: ChatStart, session: Session, runner: str) -> RunRequest:
     """A turn → the run that is asked for. What the turn leaves open (model, provider) is the session's.
 
@@ -75,7 +81,6 @@ def request_of(start: ChatStart, session: Session, runner: str) -> RunRequest:
     message = (start.message or "").strip()
     if not message:
         raise BadRequest("message is required", field="message")
-    resumes = {"hermes_session_id": session.hermes_session_id} if session.hermes_session_id else {}
     fields = {
         "runner": start.runner or runner,
         "input": {
@@ -84,10 +89,10 @@ def request_of(start: ChatStart, session: Session, runner: str) -> RunRequest:
             "provider": start.model_provider if start.model else start.model_provider or session.provider,
             "toolsets": start.toolsets,
             "approvals": start.approvals,
-            "artifacts": start.attachments or None,
+            **_files(start.attachments or []),
         },
         "session_id": session.session_id,
-        "metadata": {**resumes, **(start.metadata or {})},
+        "metadata": start.metadata or {},
     }
     try:
         return msgspec.convert(fields, RunRequest)

@@ -20,6 +20,7 @@ from broker.api import Broker
 from broker.errors import BadRequest, RuncastError, RunNotFound, StoreUnavailable
 from broker.items import Mode
 from broker.log import LogState
+from broker.metrics import CONTROL_FRAMES
 from broker.viewer import Viewer
 from gateway.formats.webui import WebuiFormat
 from gateway.serving import STREAM_HEADERS, Header, Serving, answer, nowhere, serve
@@ -133,6 +134,7 @@ def _serving(
     resume = resolve(asked, Log(run_id, state.first, state.last, state.is_ended, ids))
     viewer = Viewer(run_id, format=fmt, modes=Mode.EVENTS, seq=resume.after, write=nowhere)
     if resume.action is Action.RECOVER:
+        CONTROL_FRAMES.labels("gap").inc()
         signal = fmt.gap(run_id, resume.after, state.first, state.last)
         return Serving(broker, viewer, state, _headers(run_id), signal, "recovery")
     return Serving(broker, viewer, state, _headers(run_id))

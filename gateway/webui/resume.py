@@ -107,7 +107,7 @@ def resolve(asked: Asked, log: Log | None, route: Route = Route.CHAT) -> Resume:
 
     | part | a run of our own | a run relayed from a runner service |
     |---|---|---|
-    | ``after_event_id`` | ``run:n`` → n; without any colon → a readable ``after_seq``; else no valid cursor | a readable ``after_seq`` (*) → that seq; an id of the service → its item; ``run:n`` → n; else no valid cursor |
+    | ``after_event_id`` | ``run:n`` → n; with nothing in front of a colon → a readable ``after_seq``; else no valid cursor | a readable ``after_seq`` (*) → that seq; an id of the service → its item; ``run:n`` → n; else no valid cursor |
     | ``after_seq`` | n; unreadable → 0 | the same |
     | ``replay`` | no valid cursor, whatever it says | the same |
     | ``Last-Event-ID`` | ``run:n`` → n; else no valid cursor | an id of the service → its item; ``run:n`` → n; else no valid cursor |
@@ -179,7 +179,7 @@ def _position(asked: Asked, log: Log) -> Position:
 def _explicit(asked: Asked, log: Log) -> Position:
     """``after_event_id`` is there, and maybe ``after_seq`` with it."""
     raw, paired = asked.after_event_id, _integer(asked.after_seq)
-    pairs = log.ids is not None or ":" not in raw
+    pairs = log.ids is not None or not raw.rpartition(":")[0]
     if paired is not None and pairs and not _counts_for(raw, paired, log):
         return Position(True, max(paired, 0), Source.AFTER_SEQ)
     return Position(True, _of_id(raw, log), Source.AFTER_EVENT_ID)

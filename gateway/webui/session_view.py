@@ -13,7 +13,7 @@ import msgspec
 from broker.session_messages import PAGE_MAX, MessagePage
 from broker.sessions import Session
 
-__all__ = ["UNTITLED", "compact", "frame", "whole"]
+__all__ = ["UNTITLED", "compact", "frame", "status_of", "whole"]
 
 UNTITLED = "Untitled"
 _WITHOUT: dict[str, Any] = {
@@ -56,6 +56,22 @@ def compact(session: Session) -> dict[str, Any]:
         "pending_started_at": asked_at,
         "pending_attachments": [],
         "hermes_session_id": session.hermes_session_id,
+    }
+
+
+def status_of(session: Session) -> dict[str, Any]:
+    """In few words, whether a run is open, and which."""
+    known = compact(session)
+    same = ("session_id", "title", "model", "workspace", "personality", "created_at", "updated_at", "active_stream_id")
+    counts = {name: known[name] for name in ("input_tokens", "output_tokens", "estimated_cost")}
+    return {
+        **{name: known[name] for name in same},
+        "message_count": session.message_count,
+        "agent_running": session.active is not None,
+        "profile": "default",
+        "hermes_home": "",
+        **counts,
+        "total_tokens": counts["input_tokens"] + counts["output_tokens"],
     }
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from broker.api import Broker
+from broker.errors import SessionNotFound
 from broker.records import RunRecord
 from broker.session_messages import read_messages
 from broker.transcript import user_message
@@ -69,28 +70,22 @@ async def _turn(broker: Broker, record: RunRecord) -> Turn:
     if record.session_id is None:
         return Turn(Chat(record.run_id), (asked,), **model)
     session = await broker.sessions.find(record.session_id)
-    before = await _earlier(broker, record)
-    page = await read_messages(broker.sessions, record.session_id, limit=MESSAGES_MAX, before=before)
+    page = await read_messages(broker.sessions, record.session_id, limit=MESSAGES_MAX, until=record.run_id)
     kept = _newest(page.messages)
     left_out = page.offset + len(page.messages) - len(kept)
     title = session.title if session is not None else ""
-    return Turn(Chat(record.run_id, record.session_id), (*kept, asked), left_out, title, **model)
+    chat = Chat(record.run_id, record.session_id, await _spent(broker, record.session_id, record.run_id))
+    return Turn(chat, (*kept, asked), left_out, title, **model)
 
 
-async def _earlier(broker: Broker, record: RunRecord) -> int:
-    """How many messages the session has of runs that were made before this one."""
-    assert record.session_id is not None
-    keys = broker.sessions.keys
-    runs, flat = await broker.store.pipeline(
-        [
-            (b"ZRANGE", keys.session_runs(record.session_id), 0, -1),
-            (b"HGETALL", keys.session_messages(record.session_id)),
-        ]
-    )
-    counts = {run: int(count) for run, count in zip(flat[::2], flat[1::2], strict=True)}
-    mine = record.run_id.encode()
-    until = runs.index(mine) if mine in runs else len(runs)
-    return sum(counts.get(run, 0) for run in runs[:until])
+async def _spent(broker: Broker, session_id: str, run_id: str) -> dict[str, float]:
+    """What the session's other runs used: nothing that is 0, which may as well be unknown."""
+    try:
+        spent = await broker.sessions.spent_before(session_id, run_id)
+    except SessionNotFound:
+        return {}
+    counts: dict[str, float] = {name: count for name, count in spent.usage.items() if count}
+    return {**counts, "estimated_cost": float(spent.cost)} if spent.cost else counts
 
 
 def _newest(messages: Sequence[dict[str, Any]]) -> list[msgspec.Raw]:
