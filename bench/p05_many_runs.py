@@ -51,8 +51,8 @@ def _result(seen: Seen, runs: int, items: int, cpu: float, took: float, connecti
     }
     result.check("all delivered", seen.frames == frames and seen.complete == runs * _VIEWERS)
     result.check("in order", not seen.disorder)
-    # Three for commands, and one that follows the bus for the sessions.
-    result.check(f"Redis connections of the gateway ≤ {lanes} lanes + 4", connections <= lanes + 4)
+    # Three for commands.
+    result.check(f"Redis connections of the gateway ≤ {lanes} lanes + 3", connections <= lanes + 3)
     result.at_most("p99 / p50", p99 / p50 if p50 else 0.0, 5.0)
     return result
 

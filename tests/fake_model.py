@@ -9,6 +9,7 @@ The last capital word of the newest user message picks a scenario:
 | ``TOOL`` | one tool round, then an answer |
 | ``MANYTOOLS`` | a round with three calls, one of which fails, then an answer |
 | ``SLEEPTOOL`` | a tool that takes 60 s |
+| ``RATED`` | a short answer, and behind it what the model thinks of it, as JSON |
 | ``LONG`` | an answer of 24 lines, fast |
 | ``SLOW`` | an answer of 40 words, four a second |
 | ``STALL`` | a line and a few words, then nothing more for two minutes, or until nobody listens any more |
@@ -16,6 +17,7 @@ The last capital word of the newest user message picks a scenario:
 | ``ENDLESS`` | a line a second for two minutes |
 | ``DANGER path`` | a command that removes ``path`` with all it holds, then an answer |
 | ``TWODANGERS path`` | two such commands in one round: ``path/1`` and ``path/2`` |
+| ``COPY from to`` | a command that copies a file, and Hermes' own tool that writes ``written.txt``; then an answer |
 | ``DELEGATE`` | gives the rest of the message to a subagent, then answers |
 | ``COMPRESS`` | six rounds of a tool, of which the last says that the context is nearly full; then an answer |
 | ``ASK`` | asks which colour, then answers |
@@ -44,7 +46,7 @@ __all__ = ["FakeModel", "Reply"]
 
 _SCENARIOS = (
     *("SLEEPTOOL", "MANYTOOLS", "TOOL", "PLAIN", "REASON", "LONG", "SLOW", "TWODANGERS", "DANGER", "ASK"),
-    *("DELEGATE", "COMPRESS", "STALL", "MUTE", "ENDLESS"),
+    *("COPY", "DELEGATE", "COMPRESS", "STALL", "MUTE", "ENDLESS", "RATED"),
     *("ERR401", "ERR429", "ERR500", "CUT", "EMPTY"),
 )
 PLAIN = "Hello there! This is a plain answer\nmade of about twenty small tokens: “quoted”, 漢字, 😀 among them. End."
@@ -54,12 +56,13 @@ AFTER_TOOL = "The command ran and printed what I expected.\nThat is the whole an
 SLOW = " ".join(f"w{i:02d}" for i in range(40))
 LONG = "\n".join(f"Line {i}: some words to fill it." for i in range(24))
 CUT = "This answer will break off in the "
+RATED = 'It is safe to do.\n\n```json\n{"confidence": "35%", "riskLevel": "Medium", "flag_for_review": false}\n```'
 STALL = "This is a whole line of it.\nAnd this is "
 ENDLESS = "".join(f"Line {i}.\n" for i in range(120))
 _HELD = 120.0
 """Seconds for which a request is held that is not answered."""
 _PACE = {"SLOW": 0.25, "LONG": 0.01, "COMPRESS": 0.01, "ENDLESS": 0.5}
-_SAID = {"SLOW": SLOW, "LONG": LONG, "STALL": STALL, "ENDLESS": ENDLESS}
+_SAID = {"SLOW": SLOW, "LONG": LONG, "STALL": STALL, "ENDLESS": ENDLESS, "RATED": RATED}
 _SUMMARY = "CONTEXT COMPACTION"
 """How Hermes marks what stands for the messages that it compressed away."""
 _ERRORS = {
@@ -67,7 +70,7 @@ _ERRORS = {
     "ERR429": (429, {"message": "too many requests for now", "code": "rate_limit_exceeded"}),
     "ERR500": (500, {"message": "the model has a fault", "type": "server_error"}),
 }
-_TOOLED = {"TOOL", "SLEEPTOOL", "MANYTOOLS", "DANGER", "TWODANGERS", "ASK", "DELEGATE", "COMPRESS"}
+_TOOLED = {"COPY", "TOOL", "SLEEPTOOL", "MANYTOOLS", "DANGER", "TWODANGERS", "ASK", "DELEGATE", "COMPRESS"}
 
 
 @dataclass
@@ -170,6 +173,10 @@ def _tool_calls(scenario: str, prompt: str, rounds: int) -> list[dict[str, Any]]
             return _calls(("terminal", first), ("read_file", {"path": "/etc/hostname"}), ("terminal", third))
         case "DANGER":
             return _calls(("terminal", {"command": f"rm -rf {path}"}))
+        case "COPY":
+            source, target = re.search(r"COPY (\S+) (\S+)", prompt).groups()  # type: ignore[union-attr]
+            copy = ("terminal", {"command": f"cp {source} {target}"})
+            return _calls(copy, ("write_file", {"path": "written.txt", "content": "by its tool"}))
         case "DELEGATE":
             return _calls(("delegate_task", {"goal": prompt.replace("DELEGATE", "").strip(), "context": "none"}))
         case "COMPRESS":

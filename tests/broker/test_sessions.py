@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from decimal import Decimal
 from typing import Any
 from uuid import uuid4
@@ -16,10 +18,12 @@ from broker.errors import BadRequest, InvalidId, SessionNotFound, StoreUnavailab
 from broker.items import Encoded
 from broker.records import RunRecord
 from broker.redis import Store
+from broker.scripts import SCRIPTS
 from broker.session_follower import SessionFollower
 from broker.session_messages import read_messages
 from broker.sessions import Sessions
 from broker.settings import Settings
+from broker.tail import Tail
 from tests.broker.registry import Registry, request
 from tests.gateways import until
 from tests.servers import RedisServer
@@ -401,8 +405,18 @@ async def test_lists_are_newest_first_and_paged(play: Play) -> None:
 # Whoever follows the bus.
 
 
-def follower(play: Play) -> SessionFollower:
-    return SessionFollower(play.sessions)
+@asynccontextmanager
+async def following(play: Play, count: int = 1) -> AsyncIterator[None]:
+    """So many gateways' followers, each with lanes of its own."""
+    tails = [Tail(play.store, play.store.settings) for _ in range(count)]
+    tasks = [asyncio.create_task(SessionFollower(play.runs, tail).run_forever()) for tail in tails]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(tail.aclose() for tail in tails))
 
 
 async def lost_to_session(play: Play) -> RunRecord:
@@ -415,8 +429,7 @@ async def lost_to_session(play: Play) -> RunRecord:
 
 async def test_followers_mend_and_tell_once(play: Play) -> None:
     made = await lost_to_session(play)
-    tasks = [asyncio.create_task(follower(play).run_forever()) for _ in range(3)]
-    try:
+    async with following(play, 3):
         await until(lambda: play.sessions.find(play.sid))
         await play.runs.claim(made.run_id, 1, "me")
         await play.over(made, final("yes"), fold=False)
@@ -425,10 +438,6 @@ async def test_followers_mend_and_tell_once(play: Play) -> None:
         await play.bus.announce("task.completed", "job", {"status": "ok", "summary": "built"}, session_id=play.sid)
         await play.bus.announce("task.completed", "job", {"status": "no"}, session_id="nobody-knows-it")
         await until_told(play, 4)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
     told = await play.told()
     assert sorted(name for name, _, _ in told) == [
         "bg_task_complete",
@@ -450,25 +459,44 @@ async def until_told(play: Play, count: int) -> None:
 
 
 async def test_a_follower_takes_up_where_the_last_one_stood(play: Play) -> None:
-    first = asyncio.create_task(follower(play).run_forever())
-    await play.over(await play.begun("one"), fold=False)
-    await until_told(play, 2)
-    partition = play.keys.partition((await play.sessions.runs_of(play.sid))[0])
-    followed = play.keys.sessions("followed")
-    newest = (await play.store.call("XREVRANGE", play.keys.bus(partition), "+", "-", "COUNT", 1))[0][0]
+    async with following(play):
+        await play.over(await play.begun("one"), fold=False)
+        await until_told(play, 2)
+        partition = play.keys.partition((await play.sessions.runs_of(play.sid))[0])
+        followed = play.keys.sessions("followed")
+        newest = (await play.store.call("XREVRANGE", play.keys.bus(partition), "+", "-", "COUNT", 1))[0][0]
 
-    async def is_kept() -> bool:
-        return bool(await play.store.call("HGET", followed, partition) == newest)
+        async def is_kept() -> bool:
+            return bool(await play.store.call("HGET", followed, partition) == newest)
 
-    await until(is_kept)
-    first.cancel()
-    await asyncio.gather(first, return_exceptions=True)
+        await until(is_kept)
     await play.over(await play.begun("two"), fold=False)  # nobody follows
-    second = asyncio.create_task(follower(play).run_forever())
-    await until_told(play, 4)
-    second.cancel()
-    await asyncio.gather(second, return_exceptions=True)
+    async with following(play):
+        await until_told(play, 4)
     assert (await play.sessions.get(play.sid)).message_count == 4
+
+
+async def test_a_follower_that_fell_behind_the_bus_looks_at_the_runs(play: Play) -> None:
+    """More happens than the bus keeps while it is busy with one entry."""
+    async with following(play):
+        await play.begun("one")
+        await until_told(play, 1)
+        made, _ = await play.runs.create(request("lost", session_id=play.sid), run_id=f"r-{uuid4().hex}")
+        bus = play.keys.bus(play.keys.partition(made.run_id))
+        noise = ("XADD", bus, "*", "kind", "worker.started", "run_id", "", "session_id", "", "d", "{}")
+        await play.runs.claim(made.run_id, 1, "me")
+        fence = final()
+        p = play.keys.partition(made.run_id)
+        keys = [play.keys.run(made.run_id), play.keys.items(made.run_id), play.keys.control(made.run_id)]
+        keys += [play.keys.live(p), bus]
+        ended = ("EVAL", SCRIPTS["append"].source, len(keys), *keys, made.run_id, "me", 1, 1, fence.type, fence.data)
+        await play.store.pipeline([ended, ("XTRIM", bus, "MAXLEN", 0), noise], atomic=True)
+        await until(lambda: _ended_there(play, made.run_id))
+
+
+async def _ended_there(play: Play, run_id: str) -> bool:
+    """The session was told, by somebody else than this reader."""
+    return bool(await play.store.call("HEXISTS", play.keys.session_messages(play.sid), run_id))
 
 
 async def test_a_bus_that_was_trimmed_is_made_up_for(play: Play) -> None:
@@ -478,7 +506,9 @@ async def test_a_bus_that_was_trimmed_is_made_up_for(play: Play) -> None:
     await play.store.call("HSET", play.keys.sessions("followed"), partition, "1-1")
     await play.store.call("XTRIM", bus, "MAXLEN", 0)
     await play.store.call("XADD", bus, "*", "kind", "worker.started", "run_id", "", "session_id", "", "d", "{}")
-    await follower(play).catch_up()
+    tail = Tail(play.store, play.store.settings)
+    await SessionFollower(play.runs, tail).catch_up()
+    await tail.aclose()
     session = await play.sessions.get(play.sid)
     assert session.active is not None
     assert session.active.run_id == made.run_id
@@ -487,19 +517,17 @@ async def test_a_bus_that_was_trimmed_is_made_up_for(play: Play) -> None:
 async def test_what_is_wrong_with_an_entry_stops_nobody(play: Play) -> None:
     await play.begun()
     bus = play.keys.bus(0)
-    task = asyncio.create_task(follower(play).run_forever())
-    for kind, run_id, session_id, d in (
-        (b"run.created", b"no such\xff run", b"s", b"{}"),
-        (b"session.title", b"", play.sid.encode(), b"[1]"),
-        (b"session.title", b"", b"no/id", b'{"title":"x"}'),
-        (b"task.completed", b"", play.sid.encode(), b"\xff"),
-        (b"session.title", b"", play.sid.encode(), b'{"title":"at last"}'),
-    ):
-        fields = (b"kind", kind, b"run_id", run_id, b"session_id", session_id, b"d", d)
-        await play.store.call("XADD", bus, "*", *fields)
-    await until_told(play, 3)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with following(play):
+        for kind, run_id, session_id, d in (
+            (b"run.created", b"no such\xff run", b"s", b"{}"),
+            (b"session.title", b"", play.sid.encode(), b"[1]"),
+            (b"session.title", b"", b"no/id", b'{"title":"x"}'),
+            (b"task.completed", b"", play.sid.encode(), b"\xff"),
+            (b"session.title", b"", play.sid.encode(), b'{"title":"at last"}'),
+        ):
+            fields = (b"kind", kind, b"run_id", run_id, b"session_id", session_id, b"d", d)
+            await play.store.call("XADD", bus, "*", *fields)
+        await until_told(play, 3)
     assert (await play.sessions.get(play.sid)).title == "at last"
 
 
@@ -514,14 +542,12 @@ async def test_a_follower_waits_out_an_outage(redis_server: RedisServer, namespa
     settings = Settings(redis_url=redis_server.url, namespace=namespace, partitions=2, block=0.3)
     store = await Store.connect(redis_server.url, settings)
     play = Play(store)
-    task = asyncio.create_task(follower(play).run_forever())
     try:
-        run = await play.begun()
-        redis_server.restart()
-        await until(lambda: answers(store))
-        await play.over(run, fold=False)
-        await until_told(play, 2)
+        async with following(play):
+            run = await play.begun()
+            redis_server.restart()
+            await until(lambda: answers(store))
+            await play.over(run, fold=False)
+            await until_told(play, 2)
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
         await store.aclose()

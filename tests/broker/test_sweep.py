@@ -7,9 +7,11 @@ import json
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from broker.errors import StoreUnavailable
 from broker.redis import Store
+from broker.requests import RunInput, RunRequest
 from broker.runs import Runs
 from broker.settings import Settings
 from broker.sweep import Observation, Sweeper
@@ -306,3 +308,15 @@ async def test_the_next_sweep_comes_when_a_lease_is_over(store: Store) -> None:
     assert 0 < sweeper._pause() < 0.1
     clock[0] = 16.0
     assert sweeper._pause() == store.settings.sweep
+
+
+async def test_live_runs_are_told_by_what_they_wait_for(registry: Registry, store: Store) -> None:
+    """One that waits for its turn in a session is not one that no worker takes."""
+    await registry.running()
+    for waits in (False, True):
+        record, _ = await registry.runs.create(RunRequest(runner="none", input=RunInput(message="x")))
+        if waits:
+            await store.call("HSET", store.keys.run(record.run_id), "waits", "1")
+    await Sweeper(registry.runs).sweep_once()
+    told = {s: REGISTRY.get_sample_value("runcast_live_runs", {"status": s}) for s in ("queued", "waiting", "running")}
+    assert told == {"queued": 1, "waiting": 1, "running": 1}

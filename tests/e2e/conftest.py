@@ -2,13 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from broker import api
+from broker.api import Broker
+from broker.settings import Settings
+from tests.e2e.hermes import BUILDS, hermes_binary, make_home
 from tests.e2e.nestjs import NestProxy, build
+from tests.fake_model import FakeModel
+from tests.servers import RedisServer
+
+# The real Hermes.
+
+
+@pytest.fixture(scope="module")
+def model(request: pytest.FixtureRequest) -> Iterator[FakeModel]:
+    """The model server of a module; ``PACE`` there: seconds between two pieces of an answer."""
+    pace = getattr(request.module, "PACE", None)
+    with FakeModel() if pace is None else FakeModel(pace=pace) as serving:
+        yield serving
+
+
+@pytest.fixture(scope="module")
+def hermes(request: pytest.FixtureRequest) -> str:
+    """The program of the build that the module calls ``BUILD``, else of the newer one."""
+    return hermes_binary(BUILDS[getattr(request.module, "BUILD", "0.22.2")])
+
+
+@pytest.fixture(scope="module")
+def home(hermes: str, model: FakeModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One Hermes home for all tests of a module with one build: the first run in a new one takes longer."""
+    return make_home(tmp_path_factory.mktemp("hermes-home"), model)
+
+
+@pytest.fixture
+async def broker(redis7: RedisServer, namespace: str, tmp_path: Path) -> AsyncIterator[Broker]:
+    settings = Settings(redis_url=redis7.url, namespace=namespace, data_dir=tmp_path, worker_drain=0.5)
+    async with api.open(settings=settings) as opened:
+        yield opened
+
+
+# The NestJS proxy.
 
 
 @pytest.fixture(scope="session")
@@ -30,4 +68,4 @@ def nest(nest_program: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     yield start
     for proxy in started:
         proxy.kill()
-        assert "Error:" not in proxy.log, proxy.log
+        assert "    at " not in proxy.log, proxy.log  # a stack

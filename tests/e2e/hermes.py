@@ -1,14 +1,27 @@
-"""Where the real Hermes is, a home for it, and what is left of its processes."""
+"""Where the real Hermes is, a home for it, a worker that calls it, and what is left of its processes."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
+from broker.api import Broker
 from tests.conftest import missing
 from tests.fake_model import FakeModel
+from workers.hermes.runner import HermesRunner
+from workers.worker import Worker
 
-__all__ = ["hermes_binary", "make_home", "pids", "processes"]
+__all__ = ["BUILDS", "NEEDS_LINUX", "environ_of", "hermes_binary", "make_home", "pids", "processes", "working"]
+
+BUILDS = {"0.19.0": "RUNCAST_TEST_HERMES_019", "0.22.2": "RUNCAST_TEST_HERMES"}
+"""The variable that names the program of each build."""
+NEEDS_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the supervisor needs Linux' subreaper and /proc")
 
 
 def hermes_binary(variable: str = "RUNCAST_TEST_HERMES") -> str:
@@ -23,6 +36,25 @@ def hermes_binary(variable: str = "RUNCAST_TEST_HERMES") -> str:
 def make_home(home: Path, model: FakeModel) -> Path:
     (home / "config.yaml").write_text(model.config())
     return home
+
+
+def environ_of(home: Path, trace: str) -> dict[str, str]:
+    """For a Hermes in that home, whose processes are found by their trace, whatever becomes of them."""
+    return {**os.environ, "HERMES_HOME": str(home), "HOME": str(home), "RUN_TRACE": trace}
+
+
+@asynccontextmanager
+async def working(
+    broker: Broker, runners: Mapping[str, HermesRunner], *, concurrency: int = 4
+) -> AsyncIterator[Worker]:
+    """A worker in this process, which drains at the end."""
+    worker = Worker(broker, runners=dict(runners), sweep=False, concurrency=concurrency)
+    task = asyncio.create_task(worker.run())
+    try:
+        yield worker
+    finally:
+        worker.drain()
+        await asyncio.wait_for(task, 60)
 
 
 def processes(trace: str) -> dict[int, str]:

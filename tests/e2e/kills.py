@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,13 @@ from broker.api import Broker, StreamEntry
 from broker.merge import text_of
 from broker.requests import RunInput, RunRequest
 from broker.settings import Settings
-from tests.e2e.hermes import pids, processes
+from tests.e2e.hermes import environ_of, pids, processes, working
 from tests.e2e.processes import Worker as WorkerProcess
 from tests.e2e.processes import environment
 from tests.fake_model import BEFORE_TOOL, FakeModel
 from tests.servers import RedisServer, eventually
 from workers.hermes.runner import HermesRunner
 from workers.hermes.settings import HermesSettings
-from workers.worker import Worker
 
 __all__ = ["Scenario", "Stage", "expected", "fates", "killed_workers", "scenarios"]
 
@@ -111,23 +110,10 @@ class Stage:
             key = "api.limits" if scenario.settings else "api.stops"
         if key not in self.runners:
             trace = self.traces[key] = uuid4().hex
-            environ = {**os.environ, "HERMES_HOME": str(self._home), "HOME": str(self._home), "RUN_TRACE": trace}
             settings: dict[str, Any] = dict(scenario.settings)
             made = HermesSettings(bin=self._binary, mode=mode, grace=GRACE, bridge_handshake=_STARTED, **settings)
-            self.runners[key] = HermesRunner(made, environ=environ)
+            self.runners[key] = HermesRunner(made, environ=environ_of(self._home, trace))
         return key
-
-    @contextlib.asynccontextmanager
-    async def working(self, pairs: list[tuple[str, str]]) -> AsyncIterator[None]:
-        for mode, name in pairs:
-            self.runner(mode, name)
-        worker = Worker(self.broker, runners=self.runners, sweep=False, concurrency=len(pairs))
-        task = asyncio.create_task(worker.run())
-        try:
-            yield
-        finally:
-            worker.drain()
-            await asyncio.wait_for(task, 60)
 
     async def fate(self, mode: str, name: str, starting: asyncio.Semaphore) -> str:
         """Run it, end it, and tell how it ended once nothing of it is left."""
@@ -195,7 +181,9 @@ def _unended(entries: list[StreamEntry]) -> set[str]:
 async def fates(stage: Stage, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], str]:
     """How all of them ended. Nothing is left of any."""
     starting = asyncio.Semaphore(_AT_ONCE)
-    async with stage.working(pairs):
+    for mode, name in pairs:
+        stage.runner(mode, name)
+    async with working(stage.broker, stage.runners, concurrency=len(pairs)):
         told = await asyncio.gather(*(stage.fate(mode, name, starting) for mode, name in pairs))
     assert [processes(trace) for trace in stage.traces.values() if processes(trace)] == []
     return dict(zip(pairs, told, strict=True))

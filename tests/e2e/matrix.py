@@ -18,25 +18,21 @@ Each pair of build and mode fills a column of the tables in docs/hermes.md, and 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
 from broker.api import Broker, StreamEntry
 from broker.requests import RunInput, RunRequest
-from tests.e2e.hermes import hermes_binary, processes
+from tests.e2e.hermes import BUILDS, environ_of, hermes_binary, processes, working
 from tests.fake_model import FakeModel
 from workers.hermes.runner import HermesRunner
 from workers.hermes.settings import HermesSettings
-from workers.worker import Worker
 
-__all__ = ["BUILDS", "MODES", "PROMPTS", "SOME", "what_arrives"]
+__all__ = ["MODES", "PROMPTS", "SOME", "what_arrives"]
 
-BUILDS = {"0.19.0": "RUNCAST_TEST_HERMES_019", "0.22.2": "RUNCAST_TEST_HERMES"}
 MODES = {
     "0.19.0": ("bridge", "api", "text", "quiet"),
     "0.22.2": ("bridge", "stream-json", "api", "text", "quiet"),
@@ -78,17 +74,6 @@ class Seen:
     def outcome(self) -> str:
         entry = self.items[-1][1]
         return "✓" if entry.type == "final" else str(entry.fields.get("code"))
-
-
-@contextlib.asynccontextmanager
-async def worker(broker: Broker, runner: HermesRunner) -> AsyncIterator[None]:
-    working = Worker(broker, runners={"hermes": runner}, sweep=False, concurrency=4)
-    task = asyncio.create_task(working.run())
-    try:
-        yield
-    finally:
-        working.drain()
-        await asyncio.wait_for(task, 60)
 
 
 async def _run(broker: Broker, kind: str, folder: Path) -> tuple[str, Seen]:
@@ -169,9 +154,8 @@ async def what_arrives(
 ) -> str:
     """Run those prompts, several at once; returns the column as a table, once it equals the documented one."""
     trace = uuid4().hex
-    environ = {**os.environ, "HERMES_HOME": str(home), "HOME": str(home), "RUN_TRACE": trace}
-    runner = HermesRunner(HermesSettings(bin=hermes_binary(BUILDS[build]), mode=mode), environ=environ)
-    async with worker(broker, runner):
+    runner = HermesRunner(HermesSettings(bin=hermes_binary(BUILDS[build]), mode=mode), environ=environ_of(home, trace))
+    async with working(broker, {"hermes": runner}):
         runs = await asyncio.gather(*(_run(broker, kind, folder) for kind in kinds))
     arrived = {kind: _marks(model, *run) for kind, run in zip(kinds, runs, strict=True)}
     table = "\n".join(f"| {kind} | `{marks}` |" for kind, marks in arrived.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
@@ -40,14 +41,16 @@ def installed() -> Path:
     wanted = (SOURCE / "package.json").read_bytes() + (SOURCE / ".npmrc").read_bytes() + node().encode()
     room = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "runcast-tests"
     place = room / f"nestjs-{hashlib.sha256(wanted).hexdigest()[:16]}"
-    if not place.exists():
-        room.mkdir(parents=True, exist_ok=True)
-        _install(place)
+    room.mkdir(parents=True, exist_ok=True)
+    with (room / "nestjs.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # other test processes need the same
+        if not place.exists():
+            _install(place)
     return place
 
 
 def _install(place: Path) -> None:
-    """In a directory beside, then renamed: what is there is whole, whoever else installs at the same time."""
+    """In a directory beside, then renamed: what is there is whole."""
     with tempfile.TemporaryDirectory(dir=place.parent, ignore_cleanup_errors=True) as temporary:
         fresh = Path(temporary) / "fresh"
         fresh.mkdir()
@@ -57,9 +60,7 @@ def _install(place: Path) -> None:
         done = subprocess.run(command, cwd=fresh, capture_output=True, text=True, timeout=300)
         if done.returncode:
             missing(f"npm cannot install the proxy: {done.stdout}{done.stderr}")
-        with contextlib.suppress(OSError):
-            fresh.rename(place)
-    assert place.exists()
+        fresh.rename(place)
 
 
 def build(directory: Path) -> Path:

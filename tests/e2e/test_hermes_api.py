@@ -11,7 +11,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -21,7 +21,7 @@ import pytest
 from pydantic import SecretStr
 
 from broker.items import Event, Item, MessageDelta, ToolCompleted, ToolFailed, ToolStarted, Usage
-from tests.e2e.hermes import hermes_binary, make_home, pids, processes
+from tests.e2e.hermes import BUILDS, NEEDS_LINUX, environ_of, hermes_binary, pids, processes
 from tests.e2e.processes import free_port
 from tests.fake_model import AFTER_TOOL, BEFORE_TOOL, PLAIN, SLOW, FakeModel
 from tests.servers import eventually
@@ -31,12 +31,9 @@ from workers.hermes.calls import Ask
 from workers.hermes.command import Call, RefusedCall
 from workers.hermes.settings import HermesSettings
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="the supervisor needs Linux' subreaper and /proc"),
-    pytest.mark.timeout(180),
-]
+pytestmark = [NEEDS_LINUX, pytest.mark.timeout(180)]
 
-OLDER, NEWER = "RUNCAST_TEST_HERMES_019", "RUNCAST_TEST_HERMES"
+OLDER, NEWER = BUILDS.values()
 KEY = "a-key-of-the-operator-" + uuid4().hex
 
 
@@ -50,23 +47,12 @@ def older(hermes: str) -> bool:
     return hermes == os.environ.get(OLDER)
 
 
-@pytest.fixture(scope="module")
-def model() -> Iterator[FakeModel]:
-    with FakeModel() as serving:
-        yield serving
-
-
-@pytest.fixture(scope="module")
-def home(hermes: str, model: FakeModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_home(tmp_path_factory.mktemp("hermes-home"), model)
-
-
 class Api:
     """A server of a worker's kind, and calls of it."""
 
     def __init__(self, hermes: str, home: Path, **settings: Any) -> None:
         self.trace = uuid4().hex
-        self.environ = {**os.environ, "HERMES_HOME": str(home), "HOME": str(home), "RUN_TRACE": self.trace}
+        self.environ = environ_of(home, self.trace)
         self.settings = HermesSettings(bin=hermes, mode="api", **settings)
         self.server = ApiServer(self.settings, inherited=self.environ)
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -29,7 +28,7 @@ from broker.items import (
     ToolStarted,
     Usage,
 )
-from tests.e2e.hermes import hermes_binary, make_home, pids, processes
+from tests.e2e.hermes import BUILDS, NEEDS_LINUX, environ_of, hermes_binary, pids, processes
 from tests.fake_model import AFTER_TOOL, BEFORE_TOOL, CUT, PLAIN, SLOW, THOUGHTS, FakeModel
 from tests.servers import eventually
 from workers.hermes.bridge_call import BridgeCall, handshake
@@ -38,11 +37,7 @@ from workers.hermes.command import Call
 from workers.hermes.settings import HermesSettings
 from workers.hermes.verdict import Failure
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="the supervisor needs Linux' subreaper and /proc"),
-    pytest.mark.timeout(180),
-]
-BUILDS = {"0.19": "RUNCAST_TEST_HERMES_019", "0.22": "RUNCAST_TEST_HERMES"}
+pytestmark = [NEEDS_LINUX, pytest.mark.timeout(180)]
 
 
 class Bridge:
@@ -52,7 +47,7 @@ class Bridge:
         self.settings = HermesSettings(bin=binary, bridge_handshake=90.0)
         self.home, self.model = home, model
         self.trace = uuid4().hex
-        self.env = {**os.environ, "HERMES_HOME": str(home), "HOME": str(home), "RUN_TRACE": self.trace}
+        self.env = environ_of(home, self.trace)
         self.calls: list[BridgeCall] = []
 
     async def start(self, prompt: str, **more: Any) -> BridgeCall:
@@ -102,23 +97,14 @@ def _there(path: Path) -> bool:
     return path.exists()
 
 
-@pytest.fixture(scope="module")
-def model() -> Iterator[FakeModel]:
-    with FakeModel() as serving:
-        yield serving
-
-
-@pytest.fixture(scope="module", params=[pytest.param("0.19", marks=pytest.mark.long), "0.22"])
-def build(
-    request: pytest.FixtureRequest, model: FakeModel, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, Path]:
-    binary = hermes_binary(BUILDS[request.param])
-    return binary, make_home(tmp_path_factory.mktemp("hermes-home"), model)
+@pytest.fixture(scope="module", params=[pytest.param("0.19.0", marks=pytest.mark.long), "0.22.2"], ids=["0.19", "0.22"])
+def hermes(request: pytest.FixtureRequest) -> str:
+    return hermes_binary(BUILDS[request.param])
 
 
 @pytest.fixture
-async def bridge(build: tuple[str, Path], model: FakeModel) -> AsyncIterator[Bridge]:
-    bridge = Bridge(*build, model)
+async def bridge(hermes: str, home: Path, model: FakeModel) -> AsyncIterator[Bridge]:
+    bridge = Bridge(hermes, home, model)
     yield bridge
     for call in bridge.calls:
         await call.aclose(patience=20.0 if call.told.finished else 0.0)

@@ -12,9 +12,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from broker.items import Entry
 from broker.merge import merge_entries, text_of
 from broker.requests import RunInput, RunRequest
 from broker.settings import Settings
-from tests.e2e.hermes import hermes_binary, make_home, pids, processes
+from tests.e2e.hermes import NEEDS_LINUX, environ_of, hermes_binary, pids, processes, working
 from tests.e2e.processes import Gateway, SseViewer, environment, http_json
 from tests.e2e.processes import Worker as WorkerProcess
 from tests.fake_model import AFTER_TOOL, BEFORE_TOOL, PLAIN, SLOW, FakeModel
@@ -37,34 +36,12 @@ from workers.hermes.runner import HermesRunner
 from workers.hermes.settings import HermesSettings
 from workers.worker import Worker
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="the supervisor needs Linux' subreaper and /proc"),
-    pytest.mark.timeout(150),
-]
-
-
-@pytest.fixture(scope="module")
-def hermes() -> str:
-    return hermes_binary()
-
-
-@pytest.fixture(scope="module")
-def model() -> Iterator[FakeModel]:
-    with FakeModel() as serving:
-        yield serving
-
-
-@pytest.fixture(scope="module")
-def home(model: FakeModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One Hermes home for all tests: the first run in a new one takes longer."""
-    return make_home(tmp_path_factory.mktemp("hermes-home"), model)
+pytestmark = [NEEDS_LINUX, pytest.mark.timeout(150)]
 
 
 @pytest.fixture
-async def broker(redis7: RedisServer, tmp_path: Path) -> AsyncIterator[Broker]:
-    settings = Settings(
-        redis_url=redis7.url, namespace=f"t{uuid4().hex[:12]}", data_dir=tmp_path, beat=0.5, worker_drain=0.5
-    )
+async def broker(redis7: RedisServer, namespace: str, tmp_path: Path) -> AsyncIterator[Broker]:
+    settings = Settings(redis_url=redis7.url, namespace=namespace, data_dir=tmp_path, beat=0.5, worker_drain=0.5)
     async with api.open(settings=settings) as opened:
         yield opened
 
@@ -77,13 +54,9 @@ def trace() -> str:
 
 @pytest.fixture
 async def worker(broker: Broker, hermes: str, home: Path, trace: str, tmp_path: Path) -> AsyncIterator[Worker]:
-    environ = {**os.environ, "HERMES_HOME": str(home), "HOME": str(home), "RUN_TRACE": trace}
-    runner = HermesRunner(HermesSettings(bin=hermes, mode="stream-json"), environ=environ)
-    worker = Worker(broker, runners={"hermes": runner}, sweep=False)
-    task = asyncio.create_task(worker.run())
-    yield worker
-    worker.drain()
-    await asyncio.wait_for(task, 60)
+    runner = HermesRunner(HermesSettings(bin=hermes, mode="stream-json"), environ=environ_of(home, trace))
+    async with working(broker, {"hermes": runner}) as worker:
+        yield worker
     assert not processes(trace)
 
 
@@ -160,11 +133,8 @@ async def test_a_hermes_that_is_not_configured(broker: Broker, hermes: str, tmp_
     keys = {k: v for k, v in os.environ.items() if not k.endswith(("_API_KEY", "_TOKEN"))}
     environ = {**keys, "HERMES_HOME": str(tmp_path / "empty"), "HOME": str(tmp_path)}
     runner = HermesRunner(HermesSettings(bin=hermes), environ=environ)
-    worker = Worker(broker, runners={"hermes": runner}, sweep=False)
-    task = asyncio.create_task(worker.run())
-    seen = await _follow(broker, await _create(broker, "PLAIN"))
-    worker.drain()
-    await task
+    async with working(broker, {"hermes": runner}):
+        seen = await _follow(broker, await _create(broker, "PLAIN"))
     assert seen[-1][1].fields["code"] == "not_configured"
     assert "hermes" in seen[-1][1].fields["message"].lower()
     assert _text(seen) == ""
@@ -256,9 +226,6 @@ async def test_a_hermes_without_the_stream_says_that_it_is_too_old(broker: Broke
     old = hermes_binary("RUNCAST_TEST_HERMES_019")
     environ = {**os.environ, "HERMES_HOME": str(tmp_path), "HOME": str(tmp_path)}
     runner = HermesRunner(HermesSettings(bin=old, mode="stream-json"), environ=environ)
-    worker = Worker(broker, runners={"hermes": runner}, sweep=False)
-    task = asyncio.create_task(worker.run())
-    seen = await _follow(broker, await _create(broker, "PLAIN"))
-    worker.drain()
-    await task
+    async with working(broker, {"hermes": runner}):
+        seen = await _follow(broker, await _create(broker, "PLAIN"))
     assert seen[-1][1].fields["code"] == "hermes_too_old"

@@ -4,65 +4,50 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from broker import api
 from broker.api import Broker
 from broker.merge import text_of
 from broker.requests import RunInput, RunRequest
-from broker.settings import Settings
-from tests.e2e.hermes import hermes_binary, make_home, processes
-from tests.e2e.matrix import BUILDS, MODES
+from tests.e2e.hermes import BUILDS, NEEDS_LINUX, environ_of, hermes_binary, processes, working
+from tests.e2e.matrix import MODES
 from tests.fake_model import PLAIN, FakeModel
-from tests.servers import RedisServer, eventually
+from tests.servers import eventually
 from workers.hermes.runner import HermesRunner
 from workers.hermes.settings import HermesSettings
-from workers.worker import Worker
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="the supervisor needs Linux' subreaper and /proc"),
-    pytest.mark.timeout(300),
-]
+PACE = 0.01
+pytestmark = [NEEDS_LINUX, pytest.mark.timeout(300)]
 _AT_ONCE = 3
 """A start takes some seconds of a processor."""
 
 
-@pytest.fixture(scope="module")
-def model() -> Iterator[FakeModel]:
-    with FakeModel(pace=0.01) as serving:
-        yield serving
-
-
 @pytest.fixture(scope="module", params=[pytest.param("0.19.0", marks=pytest.mark.long), "0.22.2"])
 def build(request: pytest.FixtureRequest) -> str:
-    hermes_binary(BUILDS[request.param])
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def home(build: str, model: FakeModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_home(tmp_path_factory.mktemp("hermes-home"), model)
+def hermes(build: str) -> str:
+    return hermes_binary(BUILDS[build])
 
 
 class Modes:
     """A worker with a runner for each mode of one build, all in one Hermes home."""
 
-    def __init__(self, broker: Broker, build: str, home: Path) -> None:
+    def __init__(self, broker: Broker, build: str, hermes: str, home: Path) -> None:
         self.names = MODES[build]
         self.trace = uuid4().hex
         self.broker = broker
         self._starting = asyncio.Semaphore(_AT_ONCE)
-        binary = hermes_binary(BUILDS[build])
-        environ = {**os.environ, "HERMES_HOME": str(home), "HOME": str(home), "RUN_TRACE": self.trace}
+        environ = environ_of(home, self.trace)
         self.runners = {
-            mode: HermesRunner(HermesSettings(bin=binary, mode=mode, bridge_handshake=120.0), environ=environ)
+            mode: HermesRunner(HermesSettings(bin=hermes, mode=mode, bridge_handshake=120.0), environ=environ)
             for mode in self.names
         }
 
@@ -80,15 +65,10 @@ class Modes:
 
 
 @pytest.fixture
-async def modes(build: str, home: Path, redis7: RedisServer, tmp_path: Path) -> AsyncIterator[Modes]:
-    settings = Settings(redis_url=redis7.url, namespace=f"t{uuid4().hex[:12]}", data_dir=tmp_path)
-    async with api.open(settings=settings) as broker:
-        modes = Modes(broker, build, home)
-        worker = Worker(broker, runners=modes.runners, sweep=False, concurrency=8)
-        task = asyncio.create_task(worker.run())
+async def modes(build: str, hermes: str, home: Path, broker: Broker) -> AsyncIterator[Modes]:
+    modes = Modes(broker, build, hermes, home)
+    async with working(broker, modes.runners, concurrency=8):
         yield modes
-        worker.drain()
-        await asyncio.wait_for(task, 60)
     assert not processes(modes.trace)
 
 
@@ -120,6 +100,22 @@ async def test_a_session_goes_on_in_another_mode(modes: Modes, model: FakeModel)
         }
         for pair in told
     }
+
+
+async def test_runs_of_one_session_of_ours_know_of_each_other(modes: Modes, model: FakeModel) -> None:
+    """Asked for at the same time, the second waits for the first, and hears what that said."""
+    session_id, markers = f"s-{uuid4().hex}", [uuid4().hex for _ in range(2)]
+    ids = []
+    for mode, marker in zip(modes.names, markers, strict=False):
+        request = RunRequest(runner=mode, input=RunInput(message=f"{marker} PLAIN"), session_id=session_id)
+        ids.append((await modes.broker.runs.create(request, busy="wait"))[0].run_id)
+    assert (await modes.broker.runs.get(ids[1])).waits
+    async with asyncio.timeout(200):
+        [first, second] = [[e async for e in modes.broker.stream(run_id)][-1].fields for run_id in ids]
+    assert first["hermes_session_id"] == second["hermes_session_id"]
+    [heard] = [messages for messages in model.conversations if markers[1] in json.dumps(messages)]
+    assert markers[0] in json.dumps(heard)
+    assert any(PLAIN in str(message["content"]) for message in heard if message["role"] == "assistant")
 
 
 async def test_an_unknown_session_is_a_clear_error(modes: Modes, model: FakeModel) -> None:

@@ -22,7 +22,9 @@ class Asked:
 
 
 class Peer:
-    """One connection of the proxy."""
+    """One connection of the proxy. ``continues``: whether ``asked`` says that it wants a body."""
+
+    continues = True
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -34,6 +36,8 @@ class Peer:
     async def asked(self) -> Asked:
         """The whole request."""
         asked = await self.head()
+        if self.continues and asked.all("expect"):
+            await self.say(b"HTTP/1.1 100 Continue\r\n\r\n")
         if asked.all("transfer-encoding") == ["chunked"]:
             while size := int(await self.reader.readuntil(b"\r\n"), 16):
                 asked.body += (await self.reader.readexactly(size + 2))[:-2]
@@ -46,17 +50,23 @@ class Peer:
         self.writer.write(wire)
         await self.writer.drain()
 
-    async def left(self, timeout: float = 10.0) -> None:
-        """Once the proxy has closed its side."""
+    async def left(self, timeout: float = 10.0) -> bytes:
+        """Once the proxy has closed its side: what it still sent."""
+        rest = b""
         async with asyncio.timeout(timeout):
             with contextlib.suppress(ConnectionError):
-                while await self.reader.read(1 << 16):
-                    pass
+                while part := await self.reader.read(1 << 16):
+                    rest += part
+        return rest
 
 
 @contextlib.asynccontextmanager
 async def serving(
-    each: Callable[[Peer], Awaitable[None]], *, context: ssl.SSLContext | None = None, high_water: int = 1 << 16
+    each: Callable[[Peer], Awaitable[None]],
+    *,
+    port: int = 0,
+    context: ssl.SSLContext | None = None,
+    high_water: int = 1 << 16,
 ) -> AsyncIterator[int]:
     """The port of an upstream that calls ``each`` with every connection, and closes it then. Leaving waits for all of
     them, and raises what they raised."""
@@ -72,7 +82,7 @@ async def serving(
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         tasks.append(asyncio.create_task(serve(reader, writer)))
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=context)
+    server = await asyncio.start_server(accept, "127.0.0.1", port, ssl=context)
     try:
         yield int(server.sockets[0].getsockname()[1])
     except BaseException:

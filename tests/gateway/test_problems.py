@@ -52,7 +52,7 @@ def test_details_with_lone_surrogates_are_rendered() -> None:
         (b"", "bad_request", None, "JSON"),
         (b"{", "bad_request", None, "JSON"),
         (b'{"input":{"message":"\xff"}}', "bad_request", None, "JSON"),
-        (b'{"input":{"message":"x","artifacts":' + b"[" * 100_000, "bad_request", None, "nested"),
+        (b'{"input":{"message":"x","attachments":' + b"[" * 100_000, "bad_request", None, "nested"),
         (b"[]", "invalid_request", None, "object"),
         (b"{}", "invalid_request", "input", "required"),
         (b'{"input":{}}', "invalid_request", "input.message", "required"),

@@ -144,12 +144,15 @@ async def test_head_of_the_bus_has_the_headers_and_ends(http: httpx.AsyncClient)
 async def test_the_lanes_follow_the_bus_only_while_somebody_listens(
     http: httpx.AsyncClient, broker: Broker, play: Play
 ) -> None:
-    def followed() -> int:
-        return sum(len(lane.streams) for lane in broker.tail._lanes)
+    def following() -> int:
+        """Subscriptions of the bus, of which each partition has one that tells the sessions, all the time."""
+        return sum(len(several) for lane in broker.tail._lanes for several in lane.streams.values())
 
+    partitions = broker.keys.partitions
+    await eventually(lambda: following() == partitions)
     async with listening(http, "/v1/events"), listening(http, "/v1/events"):
-        await eventually(lambda: followed() == broker.keys.partitions)
-    await eventually(lambda: followed() == 0)
+        await eventually(lambda: following() == 2 * partitions)
+    await eventually(lambda: following() == partitions)
 
 
 async def test_a_client_that_leaves_is_not_waited_for(http: httpx.AsyncClient, broker: Broker, play: Play) -> None:

@@ -137,7 +137,20 @@ async def test_a_turn_pends_and_then_is_two_messages(http: httpx.AsyncClient, pl
     ]
     assert (over["input_tokens"], over["hermes_session_id"], over["title"]) == (3, "h-7", "what is it?")
     bare = (await get(http, "/api/session", session_id=sid, messages="0"))["session"]
-    assert (bare["messages"], bare["message_count"]) == ([], 2)
+    assert bare == {**over, "messages": []}
+
+
+async def test_how_a_session_stands_in_few_words(http: httpx.AsyncClient, play: Play, sid: str) -> None:
+    run = await turn(play, sid, end=False)
+    known = await get(http, "/api/session/status", session_id=sid)
+    assert (known["session_id"], known["agent_running"], known["active_stream_id"]) == (sid, True, run.id)
+    assert known["message_count"] == 0
+    await run.end(usage={"input_tokens": 3, "output_tokens": 1})
+    known = await get(http, "/api/session/status", session_id=sid)
+    assert (known["agent_running"], known["active_stream_id"], known["message_count"]) == (False, None, 2)
+    assert (known["input_tokens"], known["output_tokens"], known["total_tokens"]) == (3, 1, 4)
+    assert await get(http, "/api/session/status", 404, session_id="nobody") == {"error": "Session not found"}
+    assert await get(http, "/api/session/status", 400) == {"error": "session_id is required"}
 
 
 async def test_a_turn_that_failed_keeps_what_there_was(http: httpx.AsyncClient, play: Play, sid: str) -> None:

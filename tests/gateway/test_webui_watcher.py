@@ -84,6 +84,11 @@ class Stream:
 @pytest.fixture
 async def http(address: str) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=address, timeout=10) as client:
+
+        async def looked() -> bool:
+            return (await client.get(PATH, params={"probe": "1"})).status_code != 503
+
+        await until(looked)  # the gateway serves before its watcher has had its first look
         yield client
 
 

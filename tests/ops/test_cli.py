@@ -16,8 +16,22 @@ from tests.ops.conftest import Command
 
 DOCS = Path(__file__).parents[2] / "docs" / "commands.md"
 NAMES = [
-    *("up", "serve", "worker", "run", "tail", "replay", "runs", "show", "input", "cancel", "export", "import"),
-    *("merge", "doctor"),
+    *(
+        "up",
+        "serve",
+        "worker",
+        "run",
+        "tail",
+        "replay",
+        "runs",
+        "show",
+        "input",
+        "cancel",
+        "artifacts",
+        "export",
+        "import",
+    ),
+    *("merge", "budget", "audit", "doctor"),
 ]
 
 

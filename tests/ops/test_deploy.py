@@ -192,7 +192,7 @@ def test_the_proxy_and_the_gateway_agree_on_limits() -> None:
     assert body
     assert read
     assert int(body[1]) << 20 == settings.body_max_bytes
-    assert int(read[1]) > 2 * settings.heartbeat
+    assert int(read[1]) > max(2 * settings.heartbeat, settings.result_wait_max)
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ def test_modes_of_item_types_are_those_of_the_protocol() -> None:
 def test_the_documented_addresses_are_the_gateways() -> None:
     text = (DOCS / "protocol.md").read_text()
     paths = set(create_app(Settings(redis_url="memory:docs")).api.openapi()["paths"])
-    documented = set(re.findall(r"(?<![\w.])(/(?:v1/[a-z_{}/]+|healthz|readyz|metrics))", text))
+    documented = set(re.findall(r"(?<![\w.])(/(?:v1/[a-z_{}/]+|chat(?:/stream)?|healthz|readyz|metrics))", text))
     assert paths <= documented
     assert {p for p in documented if p.startswith("/v1/")} <= paths
 

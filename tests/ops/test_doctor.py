@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests import servers
 from tests.ops.conftest import Command
 from tests.servers import RedisServer
 
@@ -178,3 +179,31 @@ def test_a_hermes_that_does_not_run(runcast: Command, tmp_path: Path, monkeypatc
     code, found = findings(runcast)
     assert code == 1
     assert "does not run" in found["hermes"][0]["found"]
+
+
+def test_a_workspace_root_that_cannot_be_written_is_wrong(
+    runcast: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "taken").write_text("a file")
+    monkeypatch.setenv("RUNCAST_WORKSPACES", str(tmp_path / "taken" / "workspaces"))
+    result = runcast("doctor", "--json")
+    (finding,) = [f for f in result.lines if f["subject"] == "workspaces"]
+    assert (result.code, finding["state"]) == (1, "wrong")
+    assert "RUNCAST_WORKSPACES" in finding["hint"]
+
+
+def test_an_artifact_store_that_is_away_is_wrong(runcast: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNCAST_ARTIFACT_STORE", f"s3://bucket?endpoint=http://127.0.0.1:{servers.free_port()}")
+    monkeypatch.setenv("RUNCAST_ARTIFACT_KEY_ID", "id")
+    monkeypatch.setenv("RUNCAST_ARTIFACT_SECRET_KEY", "not-to-be-shown")
+    result = runcast("doctor", "--json")
+    (finding,) = [f for f in result.lines if f["subject"] == "artifacts"]
+    assert (result.code, finding["state"]) == (1, "wrong")
+    assert "RUNCAST_ARTIFACT_STORE" in finding["hint"]
+    assert "not-to-be-shown" not in result.out
+
+
+def test_the_places_of_files_are_told(runcast: Command, tmp_path: Path) -> None:
+    found = {f["subject"]: f for f in runcast("doctor", "--json").lines}
+    assert found["workspaces"]["state"] == found["artifacts"]["state"] == "ok"
+    assert found["artifacts"]["found"].startswith(str(tmp_path / "data" / "artifacts"))

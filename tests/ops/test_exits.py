@@ -20,6 +20,8 @@ DOCS = Path(__file__).parents[2] / "docs" / "commands.md"
         (errors.UnknownMode("x"), Exit.USAGE),
         (errors.RunNotFound("r"), Exit.NOT_FOUND),
         (errors.StoreUnavailable("x"), Exit.STORE_AWAY),
+        (errors.ArtifactNotFound("x"), Exit.NOT_FOUND),
+        (errors.ArtifactStoreUnavailable("x"), Exit.STORE_AWAY),
         (errors.OutageTooLong("x"), Exit.STORE_AWAY),
         (errors.RunEnded("x"), Exit.CONFLICT),
         (errors.RunExists("x"), Exit.CONFLICT),

@@ -6,7 +6,9 @@ import json
 import re
 import signal
 import socket
+import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
@@ -153,6 +155,59 @@ def test_a_workers_metrics_can_be_served(runcast: Command, taken: int) -> None:
             assert time.monotonic() < end
     process.signal(signal.SIGTERM)
     assert process.end().code == 0
+
+
+def test_a_worker_that_waits_for_its_store_lives_and_is_not_ready(runcast: Command) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    named = {"RUNCAST_WORKER_METRICS_PORT": str(port), "RUNCAST_REDIS_URL": "redis://127.0.0.1:1/0"}
+    process = runcast.start("worker", **named)
+    process.until("waiting for the store", err=True)
+    assert get(port, "/healthz")[0] == 200
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        get(port, "/readyz")
+    assert refused.value.code == 503
+    assert json.loads(refused.value.read()) == {"status": "waiting for the store"}
+    process.signal(signal.SIGTERM)
+    assert process.end().code == 0
+
+
+def test_a_workers_port_in_use_is_said(runcast: Command, taken: int) -> None:
+    result = runcast("worker", "--metrics-port", str(taken))
+    assert result.code == 6
+    assert "--metrics-port" in result.err
+
+
+@pytest.mark.parametrize("command", ["serve", "worker"])
+def test_settings_of_the_log_are_read_and_checked(
+    runcast: Command, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNCAST_LOG_FORMAT", "xml")
+    result = runcast(command)
+    assert result.code == 2
+    assert "RUNCAST_LOG_FORMAT" in result.err
+
+
+def test_an_option_says_more_than_the_variable(runcast: Command) -> None:
+    process = runcast.start("serve", "--port", "0", "--log-level", "info", RUNCAST_LOG_LEVEL="error")
+    port_of(process)
+    silent = runcast.start("serve", "--port", "0", RUNCAST_LOG_LEVEL="error")
+    process.until("Application startup complete", err=True)
+    process.signal(signal.SIGTERM)
+    assert process.end().code == 0
+    silent.signal(signal.SIGTERM)
+    assert silent.end().err == ""
+
+
+def test_traces_without_what_they_need_are_refused_before_anything_starts(
+    runcast: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
+    monkeypatch.setenv("RUNCAST_TRACES", "true")
+    for command in (("serve", "--port", "0"), ("worker",)):
+        result = runcast(*command)
+        assert (result.code, result.out) == (2, "")
+        assert "runcast[otel]" in result.err
 
 
 def test_an_import_is_seen_by_a_gateway_while_it_runs(runcast: Command) -> None:

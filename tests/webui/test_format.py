@@ -196,6 +196,39 @@ def test_the_end_of_a_turn():
     assert "rotated" not in json.dumps([done.data, end.data])
 
 
+def test_counts_are_the_sessions_so_far():
+    """A page takes them for the session's: what this turn used is the difference to what it knew before."""
+    before = {"input_tokens": 100, "output_tokens": 7, "estimated_cost": 0.1}
+    fmt = WebuiFormat(Turn(Chat("run_1", "ses_1", before), BEFORE))
+    [live] = shown(Usage(input_tokens=4, total={"input_tokens": 4, "output_tokens": None}), fmt=fmt)
+    assert live.data["usage"] == {"input_tokens": 104}
+    [cost] = shown(Cost(amount="0.2", total="0.2", currency="USD"), fmt=fmt)
+    assert cost.data["usage"] == {"estimated_cost": 0.3}
+    done, metering, _ = shown(Final(usage={"input_tokens": 10}), fmt=fmt)
+    expected = {"input_tokens": 110, "output_tokens": 7, "estimated_cost": 0.1}
+    assert done.data["usage"] == metering.data["usage"] == expected
+    assert expected.items() <= done.data["session"].items()
+
+
+def test_the_end_of_a_turn_has_its_earlier_rounds():
+    call = {"type": "tool_call", "id": "c1", "name": "read", "arguments": {"path": "a"}}
+    steps = [
+        {"type": "left_out", "count": 3},
+        {"type": "message", "round": 1, "message": {"role": "assistant", "content": [TEXT, call]}, "ts": 5.0},
+        {"type": "tool", "round": 1, "call_id": "c1", "name": "read", "result": "all of it", "ts": 6.0},
+        {"type": "tool", "round": 2, "call_id": "c2", "name": "stop", "error": "no", "ts": 7.0, "behind": True},
+    ]
+    done, *_ = shown(Final(message={"role": "assistant", "content": [TEXT]}, steps=steps))
+    session = done.data["session"]
+    first, tool, last, behind = session["messages"][len(BEFORE) :]
+    assert (first["content"], first["timestamp"]) == ("hello", 5.0)
+    assert first["tool_calls"][0]["function"] == {"name": "read", "arguments": '{"path":"a"}'}
+    assert (tool["role"], tool["tool_call_id"], tool["name"], tool["content"]) == ("tool", "c1", "read", "all of it")
+    assert (last["content"], last["timestamp"]) == ("hello", 1764445312.5)
+    assert (behind["tool_call_id"], behind["content"], behind["is_error"]) == ("c2", "no", True)
+    assert session["message_count"] == 4 + len(BEFORE) + 4
+
+
 def test_the_end_of_a_turn_without_an_answer():
     done, _, end = shown(Final())
     assert done.data["session"]["messages"] == list(BEFORE)

@@ -36,7 +36,10 @@ def position(log: Log, **asked: str) -> tuple[int | None, Source]:
         ({"after_event_id": "7", "after_seq": "4"}, 4, Source.AFTER_SEQ),
         ({"after_event_id": "7", "after_seq": "x"}, None, Source.AFTER_EVENT_ID),
         ({"after_event_id": f"{RUN}:x", "after_seq": "4"}, None, Source.AFTER_EVENT_ID),
-        ({"after_event_id": ":4", "after_seq": "4"}, None, Source.AFTER_EVENT_ID),
+        ({"after_event_id": ":3", "after_seq": "4"}, 4, Source.AFTER_SEQ),
+        ({"after_event_id": ":4"}, None, Source.AFTER_EVENT_ID),
+        ({"after_event_id": ":4", "after_seq": "x"}, None, Source.AFTER_EVENT_ID),
+        ({"after_event_id": "::4", "after_seq": "4"}, None, Source.AFTER_EVENT_ID),
         ({"after_seq": "+3"}, 3, Source.AFTER_SEQ),
         ({"after_seq": "1_0"}, 0, Source.AFTER_SEQ),
         ({"after_seq": "\u0663"}, 0, Source.AFTER_SEQ),  # a digit, in another script

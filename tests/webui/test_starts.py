@@ -52,6 +52,30 @@ async def test_what_is_no_start(front: Front, session_id: str, body: Any, status
     assert (found, named in answer["error"]) == (status, True), answer
 
 
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ([{"name": "a.txt", "content_base64": "YQ=="}, {"name": "b.txt", "url": "https://x.org/b"}], "artifacts"),
+        ([{"name": "a.txt", "path": "/srv/a.txt", "size": 3}], "attachments"),
+        ([{"name": "a.txt", "url": "https://x.org/a"}, "b.txt"], "attachments"),
+    ],
+)
+async def test_attachments_are_files_where_they_can_be(
+    front: Front, broker: Broker, session_id: str, given: list[Any], field: str
+):
+    status, answer = await front.start(session_id, runner="nobody", attachments=given)
+    assert status == 200, answer
+    asked = (await broker.runs.get(answer["stream_id"])).request["input"]
+    assert asked[field] == given
+    assert not asked.get({"artifacts": "attachments", "attachments": "artifacts"}[field])
+
+
+async def test_attachments_that_are_no_files_are_refused(front: Front, session_id: str):
+    status, answer = await front.start(session_id, attachments=[{"name": "../a", "url": "https://x.org/a"}])
+    assert (status, answer["code"]) == (422, "invalid_request")
+    assert (await front.start(session_id, runner="nobody"))[0] == 200
+
+
 async def test_a_start_is_json(front: Front, session_id: str):
     """A form of another site could otherwise start turns."""
     status, answer = await http_json(front.port, "POST", "/api/chat/start", headers={"Content-Type": "text/plain"})
@@ -73,8 +97,9 @@ async def test_hermes_goes_on_where_it_was_in_that_session(front: Front, broker:
     first = await _finished(front, broker, session_id, "h-1")
     second = await _finished(front, broker, session_id, "h-2")  # Hermes rotated it
     third = (await front.start(session_id, runner="nobody"))[1]["stream_id"]
+    assert await broker.sessions.resumes(session_id) == "h-2"  # what its worker will ask for when it begins
     metadata = [(await broker.runs.get(run_id)).metadata for run_id in (first, second, third)]
-    assert metadata == [{}, {"hermes_session_id": "h-1"}, {"hermes_session_id": "h-2"}]
+    assert metadata == [{}, {}, {}]
 
 
 async def _finished(front: Front, broker: Broker, session_id: str, hermes_session_id: str) -> str:

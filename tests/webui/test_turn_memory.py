@@ -60,6 +60,20 @@ async def test_the_end_names_the_model_that_was_asked_for(broker: Broker):
     assert (session["model"], session["model_provider"]) == ("small", "p")
 
 
+async def test_what_the_session_used_before_is_known(broker: Broker):
+    for n in (1, 2):
+        run_id = await made(broker, "s", f"q{n}")
+        claim = await broker.runs.claim(run_id, 1, "owner")
+        async with broker.publisher(claim) as p:
+            await p.publish(Final(usage={"input_tokens": 10 * n, "output_tokens": n}, cost={"total": f"0.{n}"}))
+            await p.flush()
+    before = {"input_tokens": 10, "output_tokens": 1, "estimated_cost": 0.1}
+    assert (await Turns().format_of(broker, run_id))._turn.chat.before == before, "its own is not counted twice"
+    later = await Turns().format_of(broker, await made(broker, "s", "q3"))
+    assert later._turn.chat.before == {"input_tokens": 30, "output_tokens": 3, "estimated_cost": 0.3}
+    assert (await Turns().format_of(broker, await made(broker, "t", "q")))._turn.chat.before == {}
+
+
 async def test_an_unknown_run_is_none(broker: Broker):
     with pytest.raises(RunNotFound):
         await Turns().format_of(broker, "unknown")

@@ -27,6 +27,18 @@ async def test_a_turn_from_its_start_to_its_end(gateway: GatewayProcess, front: 
     assert [b.data["text"] for b in blocks if b.event == "interim_assistant"] == ["w1 w2 "]
     known = await front.status(answer["stream_id"])
     assert (known["active"], known["journal"]["terminal_state"]) == (False, "completed")
+    _, loaded = await front.get(f"/api/session?session_id={session_id}")
+    done = next(b.data for b in blocks if b.event == "done")
+    messages = loaded["session"]["messages"]
+    assert messages == done["session"]["messages"], "whoever loads the session sees what the end of the turn told"
+    assert [(m["role"], m["content"]) for m in messages] == [
+        ("user", "hi"),
+        ("assistant", "w1 w2 "),
+        ("tool", "tick 1"),
+        ("assistant", "\n\nw3 w4 w5 "),
+    ]
+    assert messages[1]["tool_calls"][0]["id"] == messages[2]["tool_call_id"] == tool["tid"]
+    assert loaded["session"]["input_tokens"] == done["usage"]["input_tokens"]
 
 
 async def test_a_session_has_one_turn_at_a_time(front: Front, broker: Broker, worker: Worker, session_id: str):

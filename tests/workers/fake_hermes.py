@@ -132,6 +132,10 @@ def behave(words: list[str], argv: list[str], prompt: str) -> int:
         echo = json.dumps({"argv": argv, "env": dict(os.environ), "prompt": prompt, "cwd": os.getcwd()})
         out.text(echo)
         return out.end(echo)
+    if word == "WRITE":
+        with open(words[1], "x") as file:
+            file.write(words[1])
+        return out.end("written")
     if word == "LINGER":
         out.text("done")
         out.end("done")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from broker.artifacts import InboundArtifact
 from tests.workers.llm.endpoint import serve, stream
 from tests.workers.llm.stage import KEY, Staging
 from tests.workers.llm.wire import pieces
@@ -20,7 +21,8 @@ NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
     ("request_", "settings", "code"),
     [
         ({"toolsets": ["web"]}, {}, "unsupported_input"),
-        ({"artifacts": [{"name": "a"}]}, {}, "unsupported_input"),
+        ({"attachments": [{"name": "a"}]}, {}, "unsupported_input"),
+        ({"artifacts": [InboundArtifact(name="a", url="http://x/")]}, {}, "artifacts_unsupported"),
         ({"metadata": {"temperatur": "1"}}, {}, "invalid_option"),
         ({"metadata": {"stop": "x"}}, {"api": "openai.responses"}, "invalid_option"),
         ({"provider": "nobody"}, {}, "unknown_provider"),

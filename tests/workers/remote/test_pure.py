@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.artifacts import InboundArtifact
 from broker.items import Event, Item, decode, encode
 from broker.requests import RunInput, RunRequest
 from workers.remote.events import Step, Translator
@@ -225,3 +226,15 @@ def test_wherever_a_whole_run_is_cut_it_says_the_same() -> None:
     assert "said at the end" in str(steps[-1].end)
     for at in range(len(events)):
         assert _cut(events, at) == (steps, closing), at
+
+
+def test_files_and_attachments_go_along_as_the_service_takes_them() -> None:
+    given = [InboundArtifact(name="a", url="https://x.org/a"), InboundArtifact(name="b", content_base64="YQ==")]
+    wanted = RunInput(message="m", artifacts=given, attachments=[{"path": "/c"}, "d"])
+    body = start_body(RunRequest(input=wanted), run_id="r", session_id=None)
+    assert body["attachments"] == [
+        {"name": "a", "url": "https://x.org/a"},
+        {"name": "b", "content_base64": "YQ=="},
+        {"path": "/c"},
+        "d",
+    ]
