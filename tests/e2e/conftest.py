@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -14,6 +15,7 @@ from broker.settings import Settings
 from tests.e2e.hermes import BUILDS, hermes_binary, make_home
 from tests.e2e.nestjs import NestProxy, build
 from tests.fake_model import FakeModel
+from tests.gateways import GatewayProcess
 from tests.servers import RedisServer
 
 # The real Hermes.
@@ -44,6 +46,24 @@ async def broker(redis7: RedisServer, namespace: str, tmp_path: Path) -> AsyncIt
     settings = Settings(redis_url=redis7.url, namespace=namespace, data_dir=tmp_path, worker_drain=0.5)
     async with api.open(settings=settings) as opened:
         yield opened
+
+
+# A gateway behind a proxy.
+
+
+@pytest.fixture(scope="module")
+def settings(redis7: RedisServer) -> Settings:
+    """Of a gateway that the tests of a module share."""
+    return Settings(redis_url=redis7.url, namespace=f"t{uuid4().hex[:12]}", partitions=4, heartbeat=0.3)
+
+
+@pytest.fixture(scope="module")
+def gateway(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    """That gateway, behind the proxies; a module with other ``settings`` has it by them."""
+    process = GatewayProcess(settings, tmp_path_factory.mktemp("gateway")).start()
+    yield process
+    process.kill()
+    assert "Traceback" not in process.log
 
 
 # The NestJS proxy.

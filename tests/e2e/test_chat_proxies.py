@@ -25,26 +25,13 @@ from tests.e2e.processes import http_json
 from tests.e2e.test_nginx import CONFIGURATION, _nginx, _wait_for
 from tests.gateways import GatewayProcess, Response, say
 from tests.ops.test_deploy import configured
-from tests.servers import RedisServer, die_with_parent, free_port
+from tests.servers import die_with_parent, free_port
 from tests.webui.wire import until_wire
 
 pytestmark = pytest.mark.timeout(240)  # the first test on a machine waits for npm
 
 GZIP = ("Accept-Encoding", "gzip, deflate, br")
 DONE = b"data: [DONE]\n\n"
-
-
-@pytest.fixture(scope="module")
-def settings(redis7: RedisServer) -> Settings:
-    return Settings(redis_url=redis7.url, namespace=f"t{uuid4().hex[:12]}", partitions=4, heartbeat=0.3)
-
-
-@pytest.fixture(scope="module")
-def gateway(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    process = GatewayProcess(settings, tmp_path_factory.mktemp("gateway")).start()
-    yield process
-    process.kill()
-    assert "Traceback" not in process.log
 
 
 @contextlib.contextmanager

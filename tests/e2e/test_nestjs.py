@@ -7,9 +7,8 @@ import contextlib
 import json
 import re
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
@@ -19,24 +18,10 @@ from broker.items import MessageDelta
 from broker.settings import Settings
 from tests.e2e.nestjs import SOURCE, NestProxy, installed
 from tests.gateways import GatewayProcess, Response, say, until, writing
-from tests.servers import RedisServer
 
 pytestmark = pytest.mark.timeout(240)  # the first test on a machine waits for npm
 
 Start = Callable[..., NestProxy]
-
-
-@pytest.fixture(scope="module")
-def settings(redis7: RedisServer) -> Settings:
-    return Settings(redis_url=redis7.url, namespace=f"t{uuid4().hex[:12]}", partitions=4, heartbeat=0.3)
-
-
-@pytest.fixture(scope="module")
-def gateway(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    process = GatewayProcess(settings, tmp_path_factory.mktemp("gateway")).start()
-    yield process
-    process.kill()
-    assert "Traceback" not in process.log
 
 
 @pytest.fixture(scope="module")

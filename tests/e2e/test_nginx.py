@@ -10,7 +10,6 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
@@ -20,7 +19,7 @@ from broker.items import MessageDelta
 from broker.settings import Settings
 from tests.conftest import missing
 from tests.gateways import GatewayProcess, Response, say, writing
-from tests.servers import RedisServer, die_with_parent, free_port
+from tests.servers import die_with_parent, free_port
 
 CONFIGURATION = """
 daemon off;
@@ -39,19 +38,6 @@ http {{
 }}
 """
 """Nothing is set for streams: what an operator gets who only writes ``proxy_pass``."""
-
-
-@pytest.fixture(scope="module")
-def settings(redis7: RedisServer) -> Settings:
-    return Settings(redis_url=redis7.url, namespace=f"t{uuid4().hex[:12]}", partitions=4, heartbeat=0.3)
-
-
-@pytest.fixture(scope="module")
-def gateway(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    process = GatewayProcess(settings, tmp_path_factory.mktemp("gateway")).start()
-    yield process
-    process.kill()
-    assert "Traceback" not in process.log
 
 
 def _nginx() -> str:
