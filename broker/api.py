@@ -33,6 +33,7 @@ from broker.runs import Runs
 from broker.settings import Settings
 from broker.sweep import Sweeper
 from broker.tail import Tail
+from broker.tasks import Tasks
 from broker.viewer import Viewer
 
 __all__ = ["Broker", "StreamEntry", "open"]
@@ -85,6 +86,7 @@ class Broker:
         self.sessions = self.runs.sessions
         self.ledger = self.runs.ledger
         self.owners = Owners(store)
+        self.tasks = Tasks(self.runs)
         self.sweeper = Sweeper(self.runs)
         self.tail = Tail(store, settings)
         self.hub = Hub(self.log, self.tail, settings)

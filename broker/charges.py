@@ -4,6 +4,7 @@
 |---|---|
 | was never started, or ended before a model was asked | nothing |
 | was published from a recording (``runcast import``, ``replay --into``) | nothing: it was paid for elsewhere |
+| is a task | nothing: its steps are runs, each of which is charged |
 | tells its cost, in US dollars | that |
 | tells none, or another currency | not known: what was reserved for it |
 | lost a worker on the way | not known: what was reserved for it, or what it told, if that is more |
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 
 from broker.money import nano_of
 from broker.records import RunRecord
+from broker.task_model import TASK_RUNNER
 
 __all__ = ["Charge", "charge_of", "label_of"]
 
@@ -59,7 +61,7 @@ def charge_of(record: RunRecord) -> Charge:
     fence: Mapping[str, Any] = (record.outcome or {}).get("item") or {}
     usage = fence.get("usage") or record.usage or {}
     tokens = _count(usage, "input_tokens"), _count(usage, "output_tokens")
-    if record.runner == RECORDING:
+    if record.runner in (RECORDING, TASK_RUNNER):
         return Charge(0, True, False, 0, 0)
     told = _nano(fence.get("cost") or record.cost)
     known = told is not None and fence.get("code") != "worker_lost" and not record.earlier

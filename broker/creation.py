@@ -20,6 +20,7 @@ from broker.scripts import SCRIPTS
 from broker.session_turns import SessionTurns
 from broker.sessions import Sessions
 from broker.settings import Settings
+from broker.task_model import TASK_RUNNER
 
 __all__ = ["Busy", "Creation", "Making"]
 
@@ -112,7 +113,8 @@ class Creation:
         keys = [self._keys.run(run_id), self._keys.items(run_id), self._keys.control(run_id)]
         keys += [self._keys.live(p), self._keys.runs(p), self._keys.bus(p)]
         args: list[Any] = [run_id, request.encoded(), request.session_id or "", principal, request.on_worker_lost]
-        args += [_limits(self._settings), self._settings.queue]
+        queue = self._settings.tasks_queue if request.runner == TASK_RUNNER else self._settings.queue
+        args += [_limits(self._settings), queue]
         if once is not None:
             keys.append(once[0])
             args += [request.digest(), once[1]]

@@ -8,10 +8,13 @@
     │   ├── InvalidId, UnknownMode, InvalidItem, InvalidRequest, ItemTooBig
     ├── RunNotFound
     ├── SessionNotFound
+    ├── TaskNotFound
+    │   └── UnknownStep
     ├── UnknownRequest        the run asked nothing of that id
     ├── Conflict              the state forbids it
     │   ├── RunExists, IdempotencyConflict, RunEnded, ClaimRefused, LayoutMismatch
     │   ├── AlreadyAnswered, TooManyAsks, SessionBusy
+    │   ├── StepConflict, StepChanged, TaskEnded, TaskFull, TaskNotHalted
     ├── ArtifactNotFound      the run has no file of that name, or it is no longer kept
     ├── ArtifactStoreUnavailable  where files are kept does not answer, or refuses
     ├── CostCapReached        no run may be paid for today
@@ -55,11 +58,18 @@ __all__ = [
     "Sealed",
     "SessionBusy",
     "SessionNotFound",
+    "StepChanged",
+    "StepConflict",
     "StoreError",
     "StoreUnavailable",
+    "TaskEnded",
+    "TaskFull",
+    "TaskNotFound",
+    "TaskNotHalted",
     "TooManyAsks",
     "UnknownMode",
     "UnknownRequest",
+    "UnknownStep",
 ]
 
 
@@ -118,6 +128,25 @@ class SessionNotFound(RuncastError):
     def __init__(self, session_id: str) -> None:
         super().__init__(f"no session {session_id!r} is known: it was never made, or it has expired")
         self.session_id = session_id
+
+
+class TaskNotFound(RuncastError):
+    """No task of that id: there is no such run, or it is no task's."""
+
+    code = "task_not_found"
+
+    def __init__(self, task_id: str) -> None:
+        super().__init__(f"no task {task_id!r} is known: it was never made, or it has expired")
+        self.task_id = task_id
+
+
+class UnknownStep(TaskNotFound):
+    """The task has no step of that number."""
+
+    code = "unknown_step"
+
+    def __init__(self, message: str) -> None:
+        RuncastError.__init__(self, message)
 
 
 class UnknownRequest(RuncastError):
@@ -212,6 +241,36 @@ class CostCapReached(RuncastError):
     def __init__(self, message: str, *, scope: str, retry_after: int) -> None:
         super().__init__(message)
         self.scope, self.retry_after = scope, retry_after
+
+
+class StepConflict(Conflict):
+    """The step, or the task, is in no state for that: it was decided already, it runs, or it has ended."""
+
+    code = "step_conflict"
+
+
+class StepChanged(Conflict):
+    """Somebody edited the step since whoever decides looked at it."""
+
+    code = "step_changed"
+
+
+class TaskEnded(Conflict):
+    """Nothing can be decided about it any more."""
+
+    code = "task_ended"
+
+
+class TaskFull(Conflict):
+    """More has happened to the task than is kept."""
+
+    code = "task_full"
+
+
+class TaskNotHalted(Conflict):
+    """It goes on by itself, or waits for an approval: there is nothing to retry."""
+
+    code = "task_not_halted"
 
 
 class Fenced(RuncastError):

@@ -52,6 +52,14 @@ class Keys:
     def ids(self, run_id: str) -> bytes:
         return self.run(run_id) + b":ids"
 
+    def task(self, run_id: str) -> bytes:
+        """Of a task's run: its newest version, a hash."""
+        return self.run(run_id) + b":task"
+
+    def decisions(self, run_id: str) -> bytes:
+        """Of a task's run: what people decided, a stream."""
+        return self.run(run_id) + b":decisions"
+
     def owners(self, run_id: str) -> bytes:
         return self.run(run_id) + b":owners"
 
@@ -72,6 +80,14 @@ class Keys:
 
     def queue(self, name: str) -> bytes:
         return self._prefix + b"queue:" + name.encode()
+
+    def tasks(self) -> bytes:
+        """All tasks by creation: a sorted set."""
+        return self._prefix + b"tasks"
+
+    def task_hosts(self) -> bytes:
+        """Where workers keep the checkpoints of tasks: a hash."""
+        return self._prefix + b"tasks:hosts"
 
     def session(self, session_id: str) -> bytes:
         """What is known of a session: a hash."""

@@ -31,12 +31,12 @@ class Taken(NamedTuple):
 
 
 class Queue:
-    """The queue that the settings name."""
+    """The queue that the settings name, or the one of that name."""
 
-    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic, *, name: str | None = None) -> None:
         self._store = store
         self._clock = clock
-        self._key = store.keys.queue(store.settings.queue)
+        self._key = store.keys.queue(name or store.settings.queue)
         self._looked = float("-inf")
         self._cursor = b"0-0"
 

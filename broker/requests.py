@@ -10,6 +10,7 @@ import msgspec
 from broker.artifacts import InboundArtifact
 from broker.errors import InvalidRequest, ItemTooBig
 from broker.ids import check_id
+from broker.task_model import TASK_RUNNER
 
 __all__ = ["RunInput", "RunRequest", "parse_request"]
 
@@ -21,7 +22,7 @@ class RunInput(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
     """What the runner is given. ``approvals``: ``yolo`` runs every tool, ``ask`` asks before each dangerous one.
 
     ``artifacts`` are files for its workspace; ``attachments`` are passed on as they are by a runner that relays to a
-    service with attachments of its own.
+    service with attachments of its own. ``task``: of a task's own run, what was asked for; ``broker.tasks`` makes it.
     """
 
     message: str
@@ -32,10 +33,14 @@ class RunInput(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=
     approvals: Literal["yolo", "ask"] = "yolo"
     artifacts: list[InboundArtifact] | None = None
     attachments: list[Any] | None = None
+    task: dict[str, Any] | None = None
 
 
 class RunRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """A run to be made. Options of runners other than Hermes go into ``metadata``. ``deadline_s`` is in seconds."""
+    """A run to be made. Options of runners other than Hermes go into ``metadata``. ``deadline_s`` is in seconds.
+
+    ``parent_run_id``: the run of which this one does a part; ``component``: which part (``step:2``). Its items say so.
+    """
 
     input: RunInput
     runner: _Name = "hermes"
@@ -43,6 +48,8 @@ class RunRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
     metadata: dict[str, str] = {}
     on_worker_lost: Literal["fail", "retry"] = "fail"
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=31_536_000)] | None = None
+    parent_run_id: str | None = None
+    component: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")] | None = None
 
     def check(self, max_bytes: int) -> None:
         """What the types do not say. ``max_bytes`` bounds the request as it is stored.
@@ -53,6 +60,10 @@ class RunRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
             raise InvalidRequest("the message is empty: say what the run is to do", field="input.message")
         if self.session_id is not None:
             check_id(self.session_id, "session_id")
+        if self.parent_run_id is not None:
+            check_id(self.parent_run_id, "parent_run_id")
+        if (self.runner == TASK_RUNNER) != (self.input.task is not None):
+            raise InvalidRequest("the runner “task” is that of tasks: make one with POST /v1/tasks", field="runner")
         message = len(self.input.message.encode("utf-8", "surrogatepass"))
         if message > max_bytes:
             raise ItemTooBig(f"the message has {message} bytes, {max_bytes} are allowed", field="input.message")

@@ -41,6 +41,7 @@ from broker.requests import RunRequest
 from broker.scripts import SCRIPTS
 from broker.session_turns import SessionTurns
 from broker.sessions import Sessions
+from broker.task_model import TASK_RUNNER
 
 __all__ = ["Beat", "Busy", "Page", "RunRecord", "Runs"]
 
@@ -48,6 +49,7 @@ Page: TypeAlias = tuple[list[RunRecord], str | None]
 """Records, newest first, and the token of the page that follows."""
 
 _log = logging.getLogger("runcast.runs")
+_UNLIMITED = 1 << 53
 
 _REFUSALS = {
     b"gone": "it has no record",
@@ -259,7 +261,9 @@ class Runs:
         limit = self._settings.item_max_bytes
         seen = await self._seen(record)
         fences = lost_fence(record, seen, limit), cancelled_fence(record, seen, limit)
-        reply = await self._take_over(record.run_id, record.owner, record.beat, *fences)
+        # A task outlives any number of workers: its attempts are no repetitions, they go on from its checkpoint.
+        most = _UNLIMITED if record.runner == TASK_RUNNER else self._settings.max_attempts
+        reply = await self._take_over(record.run_id, record.owner, record.beat, *fences, most=most)
         match reply[0]:
             case b"FAILED" | b"CANCELLED":
                 await self.turns.try_over(record.run_id)
@@ -275,11 +279,13 @@ class Runs:
         """Take a run whose record is gone out of the indexes. One that has a record stays as it is."""
         await self._take_over(run_id, "", "", b"{}", b"{}")
 
-    async def _take_over(self, run_id: str, owner: str, beat: str, failed: bytes, cancelled: bytes) -> Sequence[Any]:
+    async def _take_over(
+        self, run_id: str, owner: str, beat: str, failed: bytes, cancelled: bytes, *, most: int = 1
+    ) -> Sequence[Any]:
         p = self._keys.partition(run_id)
         keys = [*self._own_keys(run_id), self._keys.live(p), self._keys.runs(p), self._keys.bus(p)]
         keys.append(self._keys.ids(run_id))
-        args: list[Any] = [run_id, owner, beat, self._settings.max_attempts, failed, cancelled]
+        args: list[Any] = [run_id, owner, beat, most, failed, cancelled]
         reply: Sequence[Any] = await self.store.script(SCRIPTS["takeover"], keys, args)
         return reply
 

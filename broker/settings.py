@@ -107,6 +107,8 @@ class Settings(BaseSettings):
     input_timeout: float = Field(
         default=300.0, gt=0, le=31_536_000, description="what a person has to answer what a run asks"
     )
+    tasks: int = Field(default=100, ge=0, description="tasks that a worker has at once; 0: none")
+    tasks_dir: Path | None = Field(default=None, description="checkpoints of tasks; None: data_dir/tasks")
     worker_drain: float = Field(default=30.0, ge=0, description="what running runs get to end by themselves at SIGTERM")
     worker_metrics_port: int | None = Field(default=None, ge=1, le=65535, description="/metrics, /healthz, /readyz")
 
@@ -141,3 +143,13 @@ class Settings(BaseSettings):
         for part in filter(None, (part.strip() for part in value.split(","))):
             ip_network(part)
         return value
+
+    @property
+    def tasks_path(self) -> Path:
+        """Where the checkpoints of tasks lie."""
+        return self.tasks_dir or self.data_dir / "tasks"
+
+    @property
+    def tasks_queue(self) -> str:
+        """The queue of tasks. They take no slot of those that their own steps need."""
+        return f"{self.queue}.tasks"

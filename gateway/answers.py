@@ -67,7 +67,8 @@ class PendingInput(msgspec.Struct, kw_only=True):
 
 class Run(msgspec.Struct, kw_only=True):
     """A run as it stands. ``first_seq`` (the first item still kept; ``last_seq + 1`` where none is), ``input`` and
-    ``pending_input`` (what it waits for people to answer, oldest first) are left out of lists."""
+    ``pending_input`` (what it waits for people to answer, oldest first) are left out of lists. ``parent_run_id`` and
+    ``component`` are there where it does a part of another run."""
 
     run_id: str
     status: str
@@ -90,6 +91,8 @@ class Run(msgspec.Struct, kw_only=True):
     pending_input: list[PendingInput] | UnsetType = UNSET
     waits_for_session: bool | UnsetType = UNSET
     """True: it is queued, and earlier runs of its session come first."""
+    parent_run_id: str | UnsetType = UNSET
+    component: str | UnsetType = UNSET
 
 
 class Answered(msgspec.Struct, kw_only=True):
@@ -224,6 +227,8 @@ def view(record: RunRecord, first_seq: int | None = None) -> Run:
         waits_for_session=record.waits or UNSET,
         input=UNSET if first_seq is None else _without_content(asked),
         pending_input=UNSET if first_seq is None else [_pending(ask) for ask in record.asks],
+        parent_run_id=record.request.get("parent_run_id") or UNSET,
+        component=record.request.get("component") or UNSET,
     )
 
 

@@ -27,7 +27,19 @@ from gateway.chat.stream import ChatStreams
 from gateway.connection import Connection
 from gateway.metrics import CountRequests
 from gateway.observing import ObserveRequests
-from gateway.routes import artifacts, chat, events, hermes_sessions, login, runs, runtime, service, sessions, status
+from gateway.routes import (
+    artifacts,
+    chat,
+    events,
+    hermes_sessions,
+    login,
+    runs,
+    runtime,
+    service,
+    sessions,
+    status,
+    tasks,
+)
 from gateway.viewer import StreamApp
 from gateway.webui.channels import Channels
 from gateway.webui.chat import ChatStreamApp
@@ -112,7 +124,7 @@ def _api(connection: Connection, webui: WebuiSettings) -> FastAPI:
     api.state.webui = webui
     api.state.session_watcher = watcher
     api.state.login = _login(connection, webui)
-    for native in (runs, artifacts, runtime, events, service):
+    for native in (runs, artifacts, runtime, tasks, events, service):
         api.include_router(native.router)
     for compatible in (hermes_sessions, login, status, sessions, chat):
         api.include_router(compatible.router, include_in_schema=False)  # docs/webui.md describes these

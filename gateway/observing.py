@@ -22,7 +22,7 @@ __all__ = ["ObserveRequests", "watch"]
 _UNTRACED = frozenset({"/healthz", "/readyz", "/metrics"})
 """They are asked for all day, by machines."""
 _STREAMS = frozenset({"/chat/stream", "/v1/chat/stream", "/api/chat/stream"})
-_STREAM = re.compile(r"/v1/runs/[^/]+/stream\Z")
+_STREAM = re.compile(r"/v1/(?:(runs)|tasks)/[^/]+/stream\Z")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}\Z")
 
 
@@ -75,8 +75,13 @@ class ObserveRequests:
 
 def _stream_route(scope: Scope) -> str | None:
     """Streams are served ahead of the router, which leaves its template in the scope."""
-    path = scope["path"].removeprefix(scope.get("root_path", ""))
-    return path if path in _STREAMS else "/v1/runs/{run_id}/stream" if _STREAM.match(path) else None
+    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+    if path in _STREAMS:
+        return path
+    found = _STREAM.match(path)
+    if found is None:
+        return None
+    return "/v1/runs/{run_id}/stream" if found[1] else "/v1/tasks/{task_id}/stream"
 
 
 def _request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:

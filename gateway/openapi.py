@@ -12,15 +12,26 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from broker import task_decisions
 from broker.items import Mode
 from broker.requests import RunRequest
-from gateway import answers
+from broker.task_plan import TaskRequest
+from gateway import answers, task_answers
 from gateway.bodies import InputAnswer
 from gateway.chat.bodies import ChatRequest, ChatRequestV1
 from gateway.chat.replies import ChatReply, ChatReplyV1
 from gateway.problems import MEDIA_TYPE, Problem
 
-__all__ = ["binary_answer", "event_stream", "install", "json_answer", "json_body_of", "problems", "text_answer"]
+__all__ = [
+    "Responses",
+    "binary_answer",
+    "event_stream",
+    "install",
+    "json_answer",
+    "json_body_of",
+    "problems",
+    "text_answer",
+]
 
 _TYPES: tuple[Any, ...] = (
     RunRequest,
@@ -41,6 +52,17 @@ _TYPES: tuple[Any, ...] = (
     ChatRequestV1,
     ChatReply,
     ChatReplyV1,
+    TaskRequest,
+    task_decisions.Approve,
+    task_decisions.ApproveUpTo,
+    task_decisions.Cancel,
+    task_decisions.Edit,
+    task_decisions.Reject,
+    task_decisions.Retry,
+    task_answers.CreatedTask,
+    task_answers.DecidedTask,
+    task_answers.TaskPage,
+    task_answers.TaskView,
 )
 _TEMPLATE = "#/components/schemas/{name}"
 Responses = dict[int | str, dict[str, Any]]
@@ -87,27 +109,27 @@ def event_stream(description: str) -> dict[str, Any]:
     return {"description": description, "content": {"text/event-stream": {"schema": {"type": "string"}}}}
 
 
-def json_body_of(type_: type[msgspec.Struct]) -> dict[str, Any]:
-    """The body that a route needs, for its ``openapi_extra``."""
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _ref(type_.__name__)}}}}
+def json_body_of(type_: type[msgspec.Struct], *, required: bool = True) -> dict[str, Any]:
+    """The body that a route takes, for its ``openapi_extra``."""
+    return {"requestBody": {"required": required, "content": {"application/json": {"schema": _ref(type_.__name__)}}}}
 
 
 def _query(name: str, schema: Mapping[str, Any], description: str) -> dict[str, Any]:
     return {"name": name, "in": "query", "required": False, "schema": schema, "description": description}
 
 
-def _stream_operation(operation_id: str) -> dict[str, Any]:
+def _stream_operation(operation_id: str, tag: str = "runs", whose: str = "run_id") -> dict[str, Any]:
     modes = [mode.name.lower() for mode in Mode if mode.name]
     text = {"type": "string"}
     return {
-        "tags": ["runs"],
+        "tags": [tag],
         "operationId": operation_id,
         "summary": "The run's stream, as server-sent events",
         "description": "Everything from the cursor on, then what comes, until the fence and `end`. "
         "Which cursor counts: `Last-Event-ID`, else `cursor`, else `from`, else the start. "
         "While Redis is away the answer is an empty stream, not a 5xx, so that EventSource keeps trying.",
         "parameters": [
-            {"name": "run_id", "in": "path", "required": True, "schema": text},
+            {"name": whose, "in": "path", "required": True, "schema": text},
             _query(
                 "modes",
                 {"type": "array", "items": {"type": "string", "enum": modes}},
@@ -147,6 +169,10 @@ def _document(app: FastAPI) -> dict[str, Any]:
     schemas.update(components)
     paths = document.setdefault("paths", {})
     _drop_fastapis_errors(paths, schemas)
+    paths["/v1/tasks/{task_id}/stream"] = {
+        "get": _stream_operation("stream_task", "tasks", "task_id"),
+        "head": _stream_operation("stream_task_head", "tasks", "task_id"),
+    }
     paths["/v1/runs/{run_id}/stream"] = {
         "get": _stream_operation("stream_run"),
         "head": _stream_operation("stream_run_head"),

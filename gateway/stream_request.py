@@ -15,7 +15,7 @@ from gateway.formats import Format, get_format
 
 __all__ = ["StreamRequest", "parse_request", "run_id_of"]
 
-_PREFIX, _SUFFIX = "/v1/runs/", "/stream"
+_PREFIXES, _SUFFIX = ("/v1/runs/", "/v1/tasks/"), "/stream"
 _FIELDS_MAX = 100
 _FLAGS = {
     "1": True,
@@ -45,16 +45,17 @@ class StreamRequest:
 
 
 def run_id_of(scope: Scope) -> str | None:
-    """The run whose stream a request is for; ``None``: it is for another route."""
+    """The run whose stream a request is for (a task is one); ``None``: it is for another route."""
     path: str = scope["path"]
     if scope["method"] not in ("GET", "HEAD"):
         return None
     root = scope.get("root_path", "")
     if root and path.startswith(root):
         path = path[len(root) :]
-    if not (path.startswith(_PREFIX) and path.endswith(_SUFFIX)):
+    prefix = next((known for known in _PREFIXES if path.startswith(known)), None)
+    if prefix is None or not path.endswith(_SUFFIX):
         return None
-    run_id = path[len(_PREFIX) : -len(_SUFFIX)]
+    run_id = path[len(prefix) : -len(_SUFFIX)]
     return run_id if run_id and "/" not in run_id else None
 
 

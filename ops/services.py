@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from logging.config import dictConfig
 
@@ -34,6 +35,9 @@ from workers.hermes.settings import HermesSettings
 from workers.llm.settings import LlmSettings, VendorKeys
 from workers.monitoring import monitored
 from workers.remote.settings import RemoteSettings
+from workers.tasks.checkpoints import Checkpoints
+from workers.tasks.hosts import note_host
+from workers.tasks.runner import task_worker
 from workers.worker import Worker
 
 __all__ = ["serve", "worker"]
@@ -139,7 +143,7 @@ async def _monitored(settings: Settings, listener: socket.socket | None) -> None
     def ready() -> str | None:
         if not at_work:
             return "waiting for the store"
-        return at_work[0].not_ready
+        return next((why for one in at_work if (why := one.not_ready) is not None), None)
 
     with tracing.tracing(settings, "runcast-worker"):
         async with monitored(listener, ready):
@@ -155,12 +159,23 @@ async def _work(settings: Settings, at_work: list[Worker]) -> None:
             return
         closing, broker = opening.result()
         async with closing:
-            running = Worker(broker)
-            at_work.append(running)
-            working = asyncio.create_task(running.run())
+            workers = [Worker(broker)]
+            if settings.tasks:
+                workers.append(task_worker(broker))
+                await note_host(broker.store, Checkpoints(settings.tasks_path))
+            at_work.extend(workers)
+            working = asyncio.ensure_future(_until_drained(workers))
             while (arrived := await interrupts.race(working)) is not None:
                 _log.info("%s: draining", arrived.name)
-                running.drain()
+                for running in workers:
+                    running.drain()
+
+
+async def _until_drained(workers: Sequence[Worker]) -> None:
+    """Whichever fails takes the others with it."""
+    async with asyncio.TaskGroup() as group:
+        for running in workers:
+            group.create_task(running.run())
 
 
 async def _open_when_there(settings: Settings) -> tuple[AsyncExitStack, Broker]:

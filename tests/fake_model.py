@@ -96,6 +96,8 @@ class FakeModel:
         self.prompts: list[str] = []
         self.conversations: list[list[dict[str, Any]]] = []
         """The messages of each request."""
+        self.told: dict[str, str] = {}
+        """What it answers to a prompt that has this text in it, whatever its scenario."""
         self._cut: set[str] = set()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _answering(self))
         self._server.daemon_threads = True
@@ -239,6 +241,8 @@ def _answering(model: FakeModel) -> type[BaseHTTPRequestHandler]:
         def _stream(self, scenario: str, answered: bool, prompt: str, rounds: int, prompt_tokens: int) -> None:
             cut = scenario == "CUT" and model.cuts(prompt)
             deltas, finish = (_words(CUT), "stop") if cut else _plan(scenario, answered, prompt, rounds)
+            told = next((answer for text, answer in model.told.items() if text in prompt), None)
+            deltas, finish = (deltas, finish) if told is None else (_words(told), "stop")
             reply = Reply(scenario, prompt=prompt)
             model.replies.append(reply)
             self.send_response(200)

@@ -49,6 +49,11 @@ _HURRY_PATIENCE = 3.0
 """How long a fence may take where the worker was told to end at once."""
 _MESSAGE_MAX = 4_000
 _RETRY = 0.5
+_HAND_BACK_TRIES = 5
+
+
+class _HandedBack(Fenced):
+    """By this worker itself: nothing went wrong."""
 
 
 class _Input(msgspec.Struct):
@@ -168,6 +173,8 @@ class Execution:
             self.done = True
             await self._broker.ledger.try_settle(self.run_id)
             await self._tell_session()
+        except _HandedBack as done:
+            log.info("run %s, attempt %d: %s", self.run_id, self.attempt, done)
         except (Fenced, Sealed) as error:
             metrics.FENCED.inc()
             log.warning("run %s, attempt %d, was taken over: %s", self.run_id, self.attempt, error)
@@ -199,6 +206,8 @@ class Execution:
         outcome = await self._outcome()
         if self.context.broken is not None:
             raise self.context.broken
+        if self._hands_back:
+            await self._hand_back()
         with tracing.span("run.fence"):
             await self._fence(outcome)
 
@@ -214,6 +223,23 @@ class Execution:
             sealing.cancel()
             await asyncio.gather(sealing, return_exceptions=True)
         sealing.result()
+
+    @property
+    def _hands_back(self) -> bool:
+        """The worker goes, and its runner's runs go on elsewhere instead of ending."""
+        return self.context.stop_reason == "worker_stopped" and getattr(self._runner, "hands_back", False)
+
+    async def _hand_back(self) -> None:
+        """Queue the run as its next attempt, at once instead of when the lease is over. Raises ``Fenced``, of whatever
+        kind: it is somebody else's now, or will be."""
+        self.done = True  # beats would move what the takeover compares
+        for _ in range(_HAND_BACK_TRIES):
+            record = await self._broker.runs.get(self.run_id)
+            if record.owner != self.owner:
+                raise Fenced("it has another owner by now")
+            if await self._broker.runs.takeover(record) is not None:
+                break
+        raise _HandedBack("its worker stops: it was handed back")
 
     async def _finish(self, outcome: Outcome) -> None:
         try:
@@ -289,7 +315,8 @@ class Execution:
         self.context.request_stop("deadline")
         if self.context.broken is None:
             await self._say_stop(task)
-        await self._wait(task, self._hurry, self._stop_grace)
+        # A run that is handed back is so quickly, and must not be broken off in it by a worker in a hurry.
+        await self._wait(task, asyncio.Event() if self._hands_back else self._hurry, self._stop_grace)
 
     async def _say_stop(self, task: asyncio.Task[Outcome]) -> None:
         """Tell the viewers, unless that would have to wait for a store that is away."""

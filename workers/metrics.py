@@ -12,6 +12,7 @@ __all__ = [
     "ARTIFACTS_STORED",
     "ARTIFACT_BYTES",
     "BEATS_FAILED",
+    "CHECKPOINTS_FAILED",
     "CLAIMS",
     "CLAIMS_REFUSED",
     "COST",
@@ -32,6 +33,10 @@ __all__ = [
     "RUN_SECONDS",
     "SLOTS",
     "SUPERVISORS_LOST",
+    "TASKS_MISPLACED",
+    "TASKS_RUNNING",
+    "TASK_CHANGES",
+    "TASK_SLOTS",
     "TOKENS",
     "TOOL_CALLS",
     "WORKSPACES_REMOVED",
@@ -93,3 +98,9 @@ ARTIFACTS_SKIPPED = Counter("runcast_artifacts_skipped", "New files of workspace
 ARTIFACT_BYTES = Counter("runcast_artifact_bytes", "Bytes of the files of runs, in and out", ["way"])
 ARTIFACTS_REMOVED = Counter("runcast_artifacts_removed", "Stored files that were removed after RUNCAST_ARTIFACT_TTL")
 WORKSPACES_REMOVED = Counter("runcast_workspaces_removed", "Workspaces that were removed after RUNCAST_WORKSPACE_TTL")
+
+TASK_SLOTS = Gauge("runcast_tasks_slots", "Tasks that this worker takes at once")
+TASKS_RUNNING = Gauge("runcast_tasks_running", "Tasks that this worker has now, those that wait for people included")
+TASK_CHANGES = Counter("runcast_tasks_changes", "Transitions of tasks", ["what"])
+TASKS_MISPLACED = Counter("runcast_tasks_misplaced", "Tasks handed on: their checkpoint is not here, or not writable")
+CHECKPOINTS_FAILED = Counter("runcast_tasks_checkpoints_failed", "Writes of a checkpoint that failed")

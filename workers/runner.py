@@ -61,7 +61,8 @@ class Runner(Protocol):
     is set; ``stop_grace`` (optional, seconds, 10) later it is cancelled. The fence is written as soon as ``run`` has
     returned, or at the end of that grace, so what takes time and makes no item belongs into ``context.defer``.
 
-    ``mirrors`` (optional, False): it relays runs of another service, see ``workers.mirror``.
+    ``mirrors`` (optional, False): it relays runs of another service, see ``workers.mirror``. ``hands_back`` (optional,
+    False): a worker that stops does not end its runs, they go on elsewhere as their next attempt.
 
     ``uses_workspace`` (optional, False): it works in ``context.workspace``. ``takes_artifacts`` (optional, False): it
     works elsewhere, and still knows what to do with the artifacts of a request. See ``workers.files``.
@@ -224,7 +225,8 @@ class RunContext:
         else:
             seen["partial"] = merged.partial()
         missing = {name: value for name, value in seen.items() if not getattr(outcome, name)}
-        return self._with_steps(msgspec.structs.replace(outcome, **missing))
+        completed: Outcome = msgspec.structs.replace(outcome, **missing)
+        return self._with_steps(self._placed(completed))  # type: ignore[arg-type]  # it stays what it is
 
     def _with_steps(self, outcome: Outcome) -> Outcome:
         """In what room the rest leaves: the outcome itself is never cut for their sake."""
@@ -256,10 +258,22 @@ class RunContext:
 
     # Inside.
 
+    def _placed(self, item: Item | Raw) -> Item | Raw:
+        """An item of a run that does a part of another one says of which, and which part."""
+        parent, component = self.request.parent_run_id, self.request.component
+        if parent is None:
+            return item
+        if isinstance(item, Raw):
+            return Raw(item.type, {"parent_run_id": parent, **item.fields})
+        placed: dict[str, str] = {"parent_run_id": parent} if item.parent_run_id is UNSET else {}
+        if component is not None and item.component_id == "agent":
+            placed["component_id"] = component
+        return msgspec.structs.replace(item, **placed)
+
     async def _put(self, item: Item | Raw) -> None:
         if self.broken is not None:
             raise self.broken
-        item = self._args.told(item)
+        item = self._placed(self._args.told(item))
         if self.mirror is not None and not mirrored(item):
             item = _without_source(item)
         try:

@@ -18,6 +18,8 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from prometheus_client import Gauge
+
 from broker.audit_file import AuditFile
 from broker.errors import (
     ClaimRefused,
@@ -30,7 +32,7 @@ from broker.errors import (
     StoreUnavailable,
 )
 from broker.metrics import LOOP_LAG
-from broker.queue import Taken
+from broker.queue import Queue, Taken
 from broker.records import RunRecord
 from broker.redis import Link
 from workers import metrics
@@ -49,7 +51,9 @@ _BACKOFF = 0.5
 
 
 class Worker:
-    """``run`` works until it was drained. ``sweep=False`` where something else in this process sweeps."""
+    """``run`` works until it was drained. ``sweep=False`` where something else in this process sweeps and writes the
+    audit's file. ``queue``, ``drain_s`` (seconds that runs get to end), ``slots``, ``running``: of a worker for
+    something else than runs."""
 
     def __init__(
         self,
@@ -59,6 +63,10 @@ class Worker:
         runners: Mapping[str, Runner] | None = None,
         name: str | None = None,
         sweep: bool = True,
+        queue: Queue | None = None,
+        drain_s: float | None = None,
+        slots: Gauge = metrics.SLOTS,
+        running: Gauge = metrics.RUNNING,
     ) -> None:
         self._broker, self._settings = broker, broker.settings
         self.concurrency = concurrency or broker.settings.concurrency
@@ -66,6 +74,9 @@ class Worker:
         self.name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._sweep = sweep
         self._files = Files(broker.settings, broker.artifacts)
+        self._queue = queue or broker.queue
+        self._drain_s = broker.settings.worker_drain if drain_s is None else drain_s
+        self._slots, self._running_gauge = slots, running
         self._running: dict[asyncio.Task[None], Execution] = {}
         self._draining = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -109,7 +120,7 @@ class Worker:
 
     async def run(self) -> None:
         """Work until drained. Cancelled, it stops its runs at once, as by a second ``drain``."""
-        metrics.SLOTS.set(self.concurrency)
+        self._slots.set(self.concurrency)
         self._at_work = True
         async with self._background():
             await self._announce("worker.started")
@@ -127,8 +138,8 @@ class Worker:
         if self._sweep:
             tasks.append(asyncio.create_task(self._broker.sweeper.run_forever(), name="sweep"))
             tasks.append(asyncio.create_task(Retention(self._broker, self._files.workspaces).run_forever()))
-        audit = AuditFile(self._broker.store, self._broker.ledger.audit)
-        tasks.append(asyncio.create_task(audit.run_forever(), name="audit"))
+            audit = AuditFile(self._broker.store, self._broker.ledger.audit)
+            tasks.append(asyncio.create_task(audit.run_forever(), name="audit"))
         try:
             yield
         finally:
@@ -153,7 +164,7 @@ class Worker:
                 await self._claim(taken)
         await self._drop_link()
         with contextlib.suppress(RuncastError):  # else what is left of ours is reclaimed after a while
-            await self._broker.queue.leave(self.name)
+            await self._queue.leave(self.name)
 
     async def _free_slot(self) -> bool:
         """Wait for one; false once drained."""
@@ -178,7 +189,7 @@ class Worker:
         try:
             if self._link is None:
                 self._link = await self._broker.store.link()
-            return await self._broker.queue.take(self._link, self.name, block_ms=int(self._settings.block * 1000))
+            return await self._queue.take(self._link, self.name, block_ms=int(self._settings.block * 1000))
         except asyncio.CancelledError:
             raise
         except (StoreUnavailable, StoreError) as error:
@@ -224,7 +235,7 @@ class Worker:
 
     async def _done(self, taken: Taken) -> None:
         with contextlib.suppress(RuncastError):  # reclaimed and refused later
-            await self._broker.queue.done(taken.entry_id)
+            await self._queue.done(taken.entry_id)
 
     def _start(self, record: RunRecord) -> None:
         runner = self.runners.get(record.runner)
@@ -233,12 +244,12 @@ class Worker:
         execution.observation.claimed()
         task = asyncio.create_task(execution.run(), name=f"execution {record.run_id}")
         self._running[task] = execution
-        metrics.RUNNING.inc()
+        self._running_gauge.inc()
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._running[task]
-        metrics.RUNNING.dec()
+        self._running_gauge.dec()
         self._changed.set()
 
     # Beats.
@@ -279,7 +290,7 @@ class Worker:
     # The end.
 
     async def _let_runs_end(self) -> None:
-        limit = self._settings.worker_drain
+        limit = self._drain_s
         if self._running and limit > 0:
             log.info("draining: %d runs have %.0f s to end", len(self._running), limit)
         with contextlib.suppress(TimeoutError):

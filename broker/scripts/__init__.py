@@ -14,21 +14,9 @@ from importlib import resources
 
 __all__ = ["SCRIPTS", "Script", "load"]
 
-_NAMES = (
-    "create",
-    "claim",
-    "append",
-    "beat",
-    "takeover",
-    "cancel",
-    "ask",
-    "answer",
-    "session",
-    "sessions",
-    "reserve",
-    "settle",
-    "release",
-)
+_RUNS = ("create", "claim", "append", "beat", "takeover", "cancel", "ask", "answer")
+_LEDGER = ("reserve", "settle", "release")
+_NAMES = (*_RUNS, "session", "sessions", *_LEDGER, "task_commit", "task_decide")
 
 
 @dataclass(frozen=True)

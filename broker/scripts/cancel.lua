@@ -1,16 +1,18 @@
--- cancel: a durable request to stop. A queued run is fenced at once; the owner of a running one is told through the
--- control stream, once, and finds `cancel_requested` in the reply to each beat besides. Repeats are harmless.
+-- cancel: a durable request to stop. A queued run is fenced at once, unless it is relayed; the owner of a running one
+-- is told through the control stream, once, and finds `cancel_requested` in the reply to each beat besides. Repeats are
+-- harmless.
 --
 -- KEYS  1 record   2 items   3 control   4 live   5 bus   [6 ids]
 -- ARGV  1 run id   2 d of the `cancelled` fence without ts: a JSON object with at least one field
 -- Reply {"OK", "running"}          its owner is asked to stop
+--       {"OK", "queued"}           its next owner is: it is a relayed run (it has a `source`) between two of them
 --       {"OK", "cancelled", seq}   it was queued, and has its fence now
 --       {"ENDED", status, asked}   it had ended; asked: 1 if a cancel had been asked before it ended, else 0
 --       {"NOTFOUND"}
 
 local run = ARGV[1]
 local record = redis.call('HMGET', KEYS[1], 'status', 'cancel_requested', 'last', 'bytes', 'attempt', 'limits',
-  'session')
+  'session', 'source')
 local status, last = record[1], record[3]
 if not status then
   return { 'NOTFOUND' }
@@ -27,13 +29,14 @@ local function announce(kind, state)
     'ts', now, 'd', '{"status":"' .. state .. '","attempt":' .. record[5] .. ',"last_seq":' .. last .. '}')
 end
 
-if status == 'running' then
+-- A run that its owner relays from elsewhere goes on after its worker was lost, also to carry the cancel there.
+if status == 'running' or record[8] then
   if record[2] == '' then
     redis.call('HSET', KEYS[1], 'cancel_requested', now)
     redis.call('XADD', KEYS[3], '*', 't', 'cancel', 'd', '{"ts":' .. now .. '}')
-    announce('run.cancel_requested', 'running')
+    announce('run.cancel_requested', status)
   end
-  return { 'OK', 'running' }
+  return { 'OK', status }
 end
 
 local d = '{"ts":' .. now .. ',' .. string.sub(ARGV[2], 2)

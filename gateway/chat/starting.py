@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from broker.admission import make_run
 from broker.api import Broker
 from broker.errors import StoreUnavailable
 from broker.records import RunRecord
 from broker.requests import RunRequest
-from gateway.admission import make_run, stage
+from gateway.admission import stage
 from gateway.chat.bodies import named_as_here
 from gateway.connection import Connection
 

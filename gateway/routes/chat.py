@@ -11,11 +11,12 @@ from fastapi import APIRouter, Query, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from broker.admission import make_run
 from broker.asks import Kind
 from broker.errors import BadRequest, RunEnded, RunNotFound, SessionBusy, SessionNotFound
 from broker.items import Entry
 from broker.records import RunRecord
-from gateway.admission import make_run, stage
+from gateway.admission import stage
 from gateway.auth import principal_of
 from gateway.bodies import json_body
 from gateway.connection import Connection

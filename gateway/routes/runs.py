@@ -10,10 +10,11 @@ from fastapi import APIRouter, Header, Path, Query, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from broker.admission import make_run
 from broker.errors import BadRequest, InvalidRequest
 from broker.items import parse_modes
 from broker.requests import RunRequest
-from gateway.admission import make_run, stage
+from gateway.admission import stage
 from gateway.answers import (
     Answered,
     Cancelling,
@@ -39,7 +40,7 @@ from gateway.problems import decode_body
 from gateway.routes.get import get
 from gateway.waiting import wait_for_end
 
-__all__ = ["router"]
+__all__ = ["check_idempotency_key", "router"]
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
@@ -60,6 +61,14 @@ def _connection(request: Request) -> Connection:
     return connection
 
 
+def check_idempotency_key(key: str | None) -> None:
+    """Raises ``BadRequest`` for one that no header should have."""
+    if key is not None and not _IDEMPOTENCY_KEY.match(key):
+        raise BadRequest(
+            "an idempotency key is 1 to 255 printable ASCII characters without spaces", field="Idempotency-Key"
+        )
+
+
 @router.post(
     "",
     response_model=None,
@@ -73,10 +82,7 @@ def _connection(request: Request) -> Connection:
 )
 async def create_run(request: Request, idempotency_key: Annotated[str | None, Header()] = None) -> Response:
     """Start a run. With `Idempotency-Key` the same request may be repeated after a lost answer."""
-    if idempotency_key is not None and not _IDEMPOTENCY_KEY.match(idempotency_key):
-        raise BadRequest(
-            "an idempotency key is 1 to 255 printable ASCII characters without spaces", field="Idempotency-Key"
-        )
+    check_idempotency_key(idempotency_key)
     asked: RunRequest = decode_body(_decoder, await json_body(request))
     asked = await stage(_connection(request), asked)
     async with _connection(request).within() as broker:

@@ -132,6 +132,11 @@ def test_a_recording_costs_nothing() -> None:
     assert charge_of(record(item={"cost": PAID, "usage": TOKENS}, runner="import")) == Charge(0, True, False, 0, 0)
 
 
+def test_a_task_costs_nothing_but_its_steps() -> None:
+    assert charge_of(record(runner="task")) == Charge(0, True, False, 0, 0)
+    assert charge_of(record("failed", item={"code": "worker_lost"}, runner="task")) == Charge(0, True, False, 0, 0)
+
+
 def test_only_a_cost_that_was_told_says_what_the_next_run_may_cost() -> None:
     assert charge_of(record(item={"cost": {"total": "0", "currency": "USD"}})).sample
     assert not charge_of(record("failed", item={"code": "unknown_runner"})).sample

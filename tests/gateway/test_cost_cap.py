@@ -13,13 +13,13 @@ import httpx
 import pytest
 
 from broker import api
+from broker.admission import make_run
 from broker.api import Broker
 from broker.errors import RunExists, StoreUnavailable
 from broker.items import Final, encode
 from broker.money import shown
 from broker.scripts import Script
 from broker.settings import Settings
-from gateway.admission import make_run
 from gateway.app import create_app
 from tests.broker.books import nano
 from tests.broker.registry import request
@@ -100,10 +100,12 @@ async def test_for_what_cannot_be_made_nothing_stays_reserved(
     assert await reserved(broker) == "0"
 
 
-async def test_an_id_that_is_taken_gives_back_what_was_reserved(broker: Broker) -> None:
+async def test_what_is_reserved_for_an_id_that_is_taken_is_held_for_the_run_that_has_it(broker: Broker) -> None:
     await broker.runs.create(request(), run_id="taken")
     with pytest.raises(RunExists):
         await make_run(broker, request(), principal="", run_id="taken")
+    assert await reserved(broker) == "0.5"
+    await broker.runs.cancel("taken")
     assert await reserved(broker) == "0"
 
 

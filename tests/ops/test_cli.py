@@ -16,22 +16,8 @@ from tests.ops.conftest import Command
 
 DOCS = Path(__file__).parents[2] / "docs" / "commands.md"
 NAMES = [
-    *(
-        "up",
-        "serve",
-        "worker",
-        "run",
-        "tail",
-        "replay",
-        "runs",
-        "show",
-        "input",
-        "cancel",
-        "artifacts",
-        "export",
-        "import",
-    ),
-    *("merge", "budget", "audit", "doctor"),
+    *("up", "serve", "worker", "run", "tail", "replay", "runs", "show", "input", "task"),
+    *("cancel", "artifacts", "export", "import", "merge", "budget", "audit", "doctor"),
 ]
 
 
@@ -48,7 +34,8 @@ def test_every_command_is_there_and_takes_a_store() -> None:
     for name, command in found.items():
         if name == "merge":  # works on a file
             continue
-        assert "--redis" in {option for parameter in command.params for option in parameter.opts}, name
+        for part in command.commands.values() if isinstance(command, click.Group) else [command]:
+            assert "--redis" in {option for parameter in part.params for option in parameter.opts}, (name, part.name)
 
 
 def test_every_command_and_option_is_documented() -> None:
@@ -56,7 +43,8 @@ def test_every_command_and_option_is_documented() -> None:
     for name, command in commands().items():
         section = re.search(rf"^## `runcast {name}\b.*?(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
         assert section, f"docs/commands.md has no section of {name}"
-        for parameter in command.params:
+        parts = list(command.commands.values()) if isinstance(command, click.Group) else [command]
+        for parameter in (parameter for part in parts for parameter in part.params):
             if (
                 isinstance(parameter, click.Option)
                 and not parameter.hidden

@@ -1,0 +1,44 @@
+"""What ``runcast doctor`` says about tasks: where their checkpoints lie, and whether all hosts mean the same place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from broker.redis import Store
+from broker.settings import Settings
+from ops.findings import Finding, State
+from workers.tasks.hosts import Host, task_hosts
+
+__all__ = ["check_tasks", "of_hosts"]
+
+_SHARE = "workers on several hosts need one shared RUNCAST_TASKS_DIR, or RUNCAST_TASKS=0 on all hosts but one"
+
+
+async def check_tasks(store: Store, settings: Settings) -> list[Finding]:
+    """Raises ``StoreUnavailable``."""
+    path = settings.tasks_path
+    existing = next(p for p in (path, *path.parents) if p.exists())
+    if settings.tasks and not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
+        return [Finding("tasks", State.WRONG, f"{path} cannot be written", "set RUNCAST_TASKS_DIR")]
+    return [of_hosts(await task_hosts(store), str(path) if settings.tasks else "")]
+
+
+def of_hosts(hosts: Sequence[Host], path: str) -> Finding:
+    """``path``: where this host would keep checkpoints; empty: it works on no tasks."""
+    here = f"checkpoints in {path}" if path else "a worker here works on none (RUNCAST_TASKS=0)"
+    if not hosts:
+        return Finding("tasks", State.OK, f"{here}; no worker has said that it works on tasks", _SHARE)
+    names = sorted({host.name for host in hosts})
+    if len({host.identity for host in hosts}) > 1:
+        places = "; ".join(f"{host.name}: {host.path}" for host in hosts)
+        found = (
+            f"several task paths that are not the same directory ({places}): a task waits for the host that began it"
+        )
+        return Finding("tasks", State.WRONG, found, _SHARE)
+    shared = (
+        f"{len(names)} hosts share it ({', '.join(names)})"
+        if len(names) > 1
+        else f"one host works on tasks: {names[0]}"
+    )
+    return Finding("tasks", State.OK, f"{here}; {shared}", "" if len(names) > 1 else _SHARE)

@@ -1,0 +1,155 @@
+"""The task's worker dies, or freezes and wakes, between every two of its effects: the outcome is always the same."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from broker import api
+from broker.settings import Settings
+from tests.servers import RedisServer, eventually
+from tests.tasks.story import (
+    OUTCOME,
+    HandProcess,
+    People,
+    begun,
+    hands,
+    new_task,
+    outcome,
+    run_after_its_result,
+    settings_for,
+)
+from workers.tasks.checkpoints import CheckpointFile, Checkpoints
+
+APPROVED = "before checkpoint step_approved"
+"""An approval that is in the store, and not yet in the checkpoint."""
+
+
+@pytest.fixture
+def stage(redis7: RedisServer, namespace: str, tmp_path: Path) -> Settings:
+    return settings_for(redis7.url, namespace, tmp_path)
+
+
+def kept(settings: Settings, task_id: str) -> CheckpointFile:
+    found = Checkpoints(settings.tasks_path).read(task_id)
+    assert found is not None
+    return found
+
+
+async def undisturbed(settings: Settings, directory: Path) -> list[str]:
+    """The names of all places of an undisturbed task."""
+    process = HandProcess(settings, directory / "undisturbed.log")
+    async with api.open(settings=settings) as broker:
+        with hands(process):
+            task = await People(broker, await new_task(broker)).until_ended()
+    assert outcome(task) == OUTCOME
+    lines = process.lines
+    assert begun(lines) == ["plan", "step:1", "step:2", "step:3", "step:4", "step:4"]
+    return [line.split(maxsplit=2)[2] for line in lines if line.startswith("place ")]
+
+
+async def killed_at(settings: Settings, log: Path, place: str) -> None:
+    first = HandProcess(settings, log, "kill", place)
+    async with api.open(settings=settings) as broker:
+        task_id = await new_task(broker)
+        deciding = asyncio.create_task(People(broker, task_id).until_ended(90))
+        with hands(first):
+            await eventually(lambda: first.popen.poll() is not None or deciding.done(), 60)
+            assert first.popen.poll() == -signal.SIGKILL, "it was not killed"
+            second = HandProcess(settings, log)
+            with hands(second):
+                task = await deciding
+    story = f"killed at place {place}"
+    assert outcome(task) == OUTCOME, story
+    assert run_after_its_result(first.lines) == [], story
+    file = kept(settings, task_id)
+    assert [(s.state, s.result, s.approved_by, s.reason, s.revision) for s in file.task.steps] == OUTCOME, story
+    told = [(entry["version"], entry["what"]) for entry in task["history"]]
+    assert told == [(entry.version, entry.what) for entry in file.task.history], story
+
+
+async def test_undisturbed(stage: Settings, tmp_path: Path) -> None:
+    assert APPROVED in await undisturbed(stage, tmp_path)
+
+
+async def test_a_worker_killed_with_an_approval_that_only_the_store_has(stage: Settings, tmp_path: Path) -> None:
+    await killed_at(stage, tmp_path / "killed.log", APPROVED)
+
+
+@pytest.fixture
+async def names(redis7: RedisServer, namespace: str, tmp_path: Path) -> list[str]:
+    return await undisturbed(settings_for(redis7.url, f"{namespace}u", tmp_path / "u"), tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+async def test_a_worker_killed_at_every_place(
+    redis7: RedisServer, namespace: str, tmp_path: Path, names: list[str]
+) -> None:
+    at_once = asyncio.Semaphore(2)
+
+    async def one(place: str) -> None:
+        directory = tmp_path / str(place)
+        directory.mkdir()
+        async with at_once:
+            await killed_at(settings_for(redis7.url, f"{namespace}{place}", directory), directory / "log", str(place))
+
+    await asyncio.gather(*(one(place) for place in range(1, len(names) + 1)))
+
+
+async def frozen_at(settings: Settings, directory: Path, place: str) -> list[str]:
+    """Two workers, of which the first freezes there and wakes when the second has done it all; → both logs."""
+    first = HandProcess(settings, directory / "frozen.log", "freeze", place)
+    async with api.open(settings=settings) as broker:
+        task_id = await new_task(broker)
+        deciding = asyncio.create_task(People(broker, task_id).until_ended(90))
+        with hands(first):
+            await eventually(lambda: first.frozen or deciding.done(), 60)
+            assert first.frozen, "it was not frozen"
+            second = HandProcess(settings, directory / "second.log")
+            with hands(second):
+                task = await deciding
+                before = kept(settings, task_id)
+                os.kill(first.popen.pid, signal.SIGCONT)
+                await eventually(lambda: "awake" in first.lines, 10)
+                out = first.log.with_suffix(".out")
+                await eventually(lambda: "was taken over" in out.read_text(), 20)
+                after = kept(settings, task_id)
+    assert outcome(task) == OUTCOME
+    assert (after.fence, after.saved_at, after.task) == (before.fence, before.saved_at, before.task)
+    assert after.fence == (1 if after.task.version == _version_at(first.lines) else 2)
+    assert run_after_its_result([*first.lines[: first.lines.index("awake")], *second.lines]) == []
+    assert [line for line in first.lines[first.lines.index("awake") :] if line.startswith("recorded")] == []
+    return begun([*first.lines, *second.lines])
+
+
+def _version_at(lines: list[str]) -> int:
+    """The version that the frozen worker had written before it froze: then there may be nothing left to write."""
+    asleep = lines[: lines.index("awake")]
+    return sum(1 for line in asleep if " before stream task." in line)
+
+
+async def test_of_two_workers_one_is_frozen_and_woken(stage: Settings, tmp_path: Path) -> None:
+    """Between the store and the checkpoint: what is refused is the file's renaming."""
+    executed = await frozen_at(stage, tmp_path, APPROVED)
+    assert executed == ["plan", "step:1", "step:2", "step:3", "step:4", "step:4"]  # each once; the fourth was retried
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+async def test_a_worker_frozen_at_every_place(
+    redis7: RedisServer, namespace: str, tmp_path: Path, names: list[str]
+) -> None:
+    at_once = asyncio.Semaphore(2)
+
+    async def one(place: str) -> None:
+        directory = tmp_path / str(place)
+        directory.mkdir()
+        async with at_once:
+            await frozen_at(settings_for(redis7.url, f"{namespace}{place}", directory), directory, str(place))
+
+    await asyncio.gather(*(one(place) for place in range(1, len(names) + 1)))

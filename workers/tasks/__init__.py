@@ -1,0 +1,1 @@
+"""Tasks: plan, approvals, steps, checkpoints. What a task is stands in ``broker.task_model``."""
