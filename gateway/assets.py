@@ -1,4 +1,4 @@
-"""The page at ``/``: a few static files, read once, served with their types, tags and a strict content policy.
+"""The pages at ``/`` and ``/workspace/tasks``: a few static files, read once, served with a strict content policy.
 
 No build step and nothing from elsewhere: the policy forbids it, so that it stays so.
 """
@@ -33,6 +33,9 @@ _HEADERS = {
 }
 
 
+_ONE_TASK = "tasks.html, one folder deeper"
+
+
 class _File(NamedTuple):
     content: bytes
     media_type: str
@@ -45,13 +48,25 @@ def _load() -> dict[str, _File]:
         suffix = entry.name[entry.name.rfind(".") :]
         if suffix in _TYPES:
             content = entry.read_bytes()
-            files[entry.name] = _File(content, _TYPES[suffix], f'"{hashlib.sha256(content).hexdigest()[:20]}"')
+            files[entry.name] = _file(content, _TYPES[suffix])
     return files
 
 
+def _file(content: bytes, media_type: str) -> _File:
+    return _File(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:20]}"')
+
+
+def _deeper(page: _File) -> _File:
+    """The same page for an address one folder below: what it names relatively lies one further up. (A ``<base>`` would
+    tell it as well, if the page knew the prefix that a proxy serves it under.)"""
+    return _file(page.content.replace(b'="../', b'="../../'), page.media_type)
+
+
 def page_routes() -> list[Route]:
-    """``/``, ``/login`` and ``/ui/{name}``. The files are read now."""
+    """``/``, ``/login``, ``/workspace/tasks``, ``/workspace/tasks/{task_id}`` and ``/ui/{name}``. The files are read
+    now."""
     files = _load()
+    files[_ONE_TASK] = _deeper(files["tasks.html"])
 
     def answer(request: Request, name: str) -> Response:
         file = files.get(name)
@@ -68,7 +83,20 @@ def page_routes() -> list[Route]:
     async def login(request: Request) -> Response:
         return answer(request, "login.html")
 
+    async def tasks(request: Request) -> Response:
+        return answer(request, "tasks.html")
+
+    async def task(request: Request) -> Response:
+        return answer(request, _ONE_TASK)
+
     async def part(request: Request) -> Response:
         return answer(request, request.path_params["name"])
 
-    return [Route("/", page), Route("/login", login), Route("/ui/{name}", part)]
+    return [
+        Route("/", page),
+        Route("/login", login),
+        Route("/workspace/tasks", tasks),
+        Route("/workspace/tasks/", task),
+        Route("/workspace/tasks/{task_id}", task),
+        Route("/ui/{name}", part),
+    ]

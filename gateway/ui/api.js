@@ -1,4 +1,9 @@
-// The gateway's JSON requests. Addresses are relative, so the page works behind any path prefix.
+// The gateway's JSON requests. Addresses are relative to where this file is, so every page works behind any path prefix.
+
+const ROOT = new URL("../", import.meta.url);
+
+/** The address of `path`, on whichever page this is asked. */
+export const at = (path) => new URL(path, ROOT).href;
 
 /** An answer that is no success: `problem` is the gateway's own account of it. */
 export class ProblemError extends Error {
@@ -15,7 +20,7 @@ export class ProblemError extends Error {
 
 /** JSON in, JSON out. Throws `ProblemError`, or `TypeError` where there was no answer at all. */
 export async function request(path, { method = "GET", body, headers = {} } = {}) {
-  const response = await fetch(path, {
+  const response = await fetch(at(path), {
     method,
     headers: body === undefined ? headers : { ...headers, "Content-Type": "application/json" },
     body: body === undefined ? undefined : JSON.stringify(body),
@@ -28,7 +33,7 @@ export async function request(path, { method = "GET", body, headers = {} } = {})
     value = { detail: text.slice(0, 300) };
   }
   // The login ended while the page was open. Nothing else here is ever answered with 401.
-  if (response.status === 401) location.assign(`login?next=${encodeURIComponent(`./${location.hash}`)}`);
+  if (response.status === 401) location.assign(at(`login?next=${encodeURIComponent(location.href)}`));
   if (!response.ok) throw new ProblemError(response.status, value);
   return value;
 }
@@ -41,6 +46,7 @@ export function explain(error) {
 }
 
 export const runPath = (id) => `v1/runs/${encodeURIComponent(id)}`;
+export const taskPath = (id) => `v1/tasks/${encodeURIComponent(id)}`;
 
 /** Random enough to name one attempt to start a run; `crypto.randomUUID` exists on secure origins only. */
 export function newKey() {

@@ -2,18 +2,14 @@
 
 import { explain, newKey, request } from "./api.js";
 import { $, STATUS_MARKS, problem, set } from "./dom.js";
+import { ITEM_TYPES } from "./state.js";
 import { Watched, bottom, toNewest } from "./watched.js";
 import { ago } from "./words.js";
 
 const LIST_EVERY = 4000;
 const LIST_PAGE = 20;
-const TYPES = [
-  "message.delta", "reasoning.delta", "refusal.delta", "annotation", "message", "tool_call.delta", "tool.started",
-  "tool.progress", "tool.completed", "tool.failed", "usage", "cost", "cache", "summary", "event", "final", "failed",
-  "cancelled",
-];
 
-let types = TYPES;
+let types = ITEM_TYPES;
 let current = null;
 
 // Following the newest line, as long as the reader does.
@@ -197,7 +193,7 @@ async function lastRunner(names) {
 async function capabilities() {
   try {
     const known = await request("v1/capabilities");
-    types = [...new Set([...TYPES, ...known.item_types])];
+    types = [...new Set([...ITEM_TYPES, ...known.item_types])];
     const names = known.runners.length ? known.runners : ["hermes", "scripted"];
     const chosen = localStorage.getItem("runner");
     $("runner").replaceChildren(...names.map((name) => new Option(name, name, false, name === (chosen ?? "hermes"))));

@@ -41,7 +41,8 @@ export function buildAsk(entry, answer) {
     try {
       await answer(entry.id, text);
       taken = true;
-      state.textContent = `Sent: ${text}`;
+      // The run's item may have been quicker than the answer to our request.
+      if (!entry.settled) state.textContent = `Sent: ${text}`;
     } catch (error) {
       problem.textContent = explain(error);
       problem.hidden = false;

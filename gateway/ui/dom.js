@@ -15,6 +15,23 @@ export function problem(id, text) {
 
 export const STATUS_MARKS = { queued: "○", running: "●", completed: "✓", failed: "✕", cancelled: "–" };
 
+// Announcements for screen readers: never more than the reader can follow.
+
+const spoken = [];
+let speaking = false;
+
+/** Say these, politely. Of many at once the last ones are said. */
+export function announce(texts) {
+  spoken.push(...texts);
+  if (speaking || !spoken.length) return;
+  speaking = true;
+  $("announce").textContent = spoken.splice(0).slice(-3).join(". ");
+  setTimeout(() => {
+    speaking = false;
+    announce([]);
+  }, 1500);
+}
+
 export function make(tag, className = "", text = "") {
   const element = document.createElement(tag);
   if (className) element.className = className;

@@ -1,7 +1,10 @@
-// The stream of one run: an EventSource whose frames wait in a queue and are drained once per animation frame.
+// The resuming client of every page: the stream of one run, or of one task, as an EventSource whose frames wait in a
+// queue and are drained once per animation frame.
 //
 // A burst of any size is drawn in slices of a few milliseconds, so the page stays responsive. EventSource reconnects by
 // itself, with the id of the last item it saw; only where it gave up (an answer that is no stream) this starts it anew.
+
+import { at } from "./api.js";
 
 const CONTROL = ["end", "reset", "gap", "cursor", "open"];
 const SLICE = 8; // milliseconds of work in one animation frame
@@ -10,14 +13,16 @@ const RETRY = 2000;
 const SETTLED = 1200; // a connection that lasts so long without a frame is taken to be live
 
 export class Feed {
-  /** `sink.frame(type, data)` for each frame in order, then `sink.flush()`; `sink.connection(state)`; and
-   *  `sink.lost()`, a promise of whether to try again after the gateway refused. */
-  constructor(path, types, sink) {
+  /** `path`: of a run or a task. `sink.frame(type, data)` for each frame in order, then `sink.flush()`; `sink.connection(state)`; and
+   *  `sink.lost()`, a promise of whether to try again after the gateway refused. `cursor`: where another one left off,
+   *  its `taken`. */
+  constructor(path, types, sink, cursor = "") {
     this.path = path;
     this.types = [...new Set([...types, ...CONTROL])];
     this.sink = sink;
     this.queue = [];
-    this.cursor = "";
+    this.cursor = cursor; // of what arrived
+    this.taken = cursor; // of what the sink has
     this.closed = false;
     this.scheduled = false;
     this.#open();
@@ -27,7 +32,7 @@ export class Feed {
     if (this.closed) return;
     const query = new URLSearchParams({ compact: "1" });
     if (this.cursor) query.set("cursor", this.cursor);
-    const source = new EventSource(`${this.path}/stream?${query}`);
+    const source = new EventSource(at(`${this.path}/stream?${query}`));
     this.source = source;
     this.#state("connecting");
     source.onopen = () => {
@@ -42,7 +47,7 @@ export class Feed {
   #received(type, event) {
     if (this.closed) return;
     if (event.lastEventId) this.cursor = event.lastEventId;
-    this.queue.push([type, event.data]);
+    this.queue.push([type, event.data, this.cursor]);
     clearTimeout(this.settling);
     this.#state("live");
     if (type === "end") this.#stop(); // or EventSource would come back to be told that there is no more
@@ -54,7 +59,9 @@ export class Feed {
     if (this.closed || source !== this.source) return;
     this.#state("reconnecting");
     if (source.readyState !== EventSource.CLOSED) return;
-    if (await this.sink.lost()) {
+    const again = await this.sink.lost();
+    if (this.closed) return;
+    if (again) {
       this.retry = setTimeout(() => this.#open(), RETRY);
     } else {
       this.#stop();
@@ -89,7 +96,8 @@ export class Feed {
     const until = performance.now() + SLICE;
     let taken = 0;
     while (taken < this.queue.length && performance.now() < until) {
-      const [type, data] = this.queue[taken++];
+      const [type, data, cursor] = this.queue[taken++];
+      this.taken = cursor;
       let item;
       try {
         item = JSON.parse(data);

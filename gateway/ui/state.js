@@ -4,6 +4,13 @@
 // the only corrections are those that the stream announces: `reset`, `run.restarted`, and the merged `message`, which
 // has the whole text of a round whose deltas retention removed.
 
+/** What a run's stream may hold, as far as this page knows; a newer gateway names more. */
+export const ITEM_TYPES = [
+  "message.delta", "reasoning.delta", "refusal.delta", "annotation", "message", "tool_call.delta", "tool.started",
+  "tool.progress", "tool.completed", "tool.failed", "usage", "cost", "cache", "summary", "event", "final", "failed",
+  "cancelled",
+];
+
 const STATUS_OF_FENCE = { final: "completed", failed: "failed", cancelled: "cancelled" };
 const QUIET_EVENTS = new Set(["model.started", "model.completed", "run.started"]);
 const ASKS = { "approval.requested": "approval", "question.asked": "question" };
@@ -20,7 +27,9 @@ export function textOf(message, kind = "text") {
 }
 
 export class RunState {
-  constructor() {
+  /** `own`: the component that needs no name on the page, since all of it is there. */
+  constructor(own = "agent") {
+    this.own = own;
     this.status = "queued";
     this.usage = null;
     this.cost = null;
@@ -97,12 +106,16 @@ export class RunState {
     let entry = this.byKey.get(key);
     // Text that comes back to its block behind a tool is a new paragraph on the page.
     if (!entry || this.#toolSince(entry)) {
-      entry = this.add({ kind, parts: [], pending: [], place: place(item), component: item.component_id }, key);
+      entry = this.add({ kind, parts: [], pending: [], place: place(item), component: this.#part(item) }, key);
     }
     entry.parts.push(item.text);
     entry.pending.push(item.text);
     this.rounds = Math.max(this.rounds, item.round ?? 1);
     this.touch(entry);
+  }
+
+  #part({ component_id: part }) {
+    return part === this.own || part === "agent" ? "" : part;
   }
 
   #toolSince(entry) {

@@ -36,26 +36,33 @@ const MARKS = { called: "…", running: "▸", completed: "✓", failed: "✕", 
 const WORDS = { called: "being called", running: "running", completed: "done", failed: "failed", unfinished: "not finished" };
 
 export class RunView {
-  /** `answer(id, text)` sends what somebody answered, and throws what `request` throws. */
-  constructor(output, answer) {
+  /** `answer(id, text)` sends what somebody answered, and throws what `request` throws. `asks`: where what is asked is
+   *  shown, among the rest unless said otherwise. */
+  constructor(output, answer, asks = output) {
     this.output = output;
+    this.asks = asks;
     this.answer = answer;
     this.drawn = new Map();
-    output.replaceChildren();
+    this.#empty();
+  }
+
+  #empty() {
+    this.output.replaceChildren();
+    this.asks.replaceChildren();
+    this.drawn.clear();
   }
 
   /** Bring the page up to date with `state`. */
   draw(state) {
     if (state.cleared) {
-      this.output.replaceChildren();
-      this.drawn.clear();
+      this.#empty();
     }
     for (const entry of state.changed) {
       let parts = this.drawn.get(entry);
       if (!parts) {
         parts = BUILD[entry.kind](entry, this.answer);
         this.drawn.set(entry, parts);
-        this.output.append(parts.element);
+        (entry.kind === "ask" ? this.asks : this.output).append(parts.element);
       }
       parts.update(entry);
     }
@@ -80,7 +87,7 @@ function buildText(entry) {
   const element = make("div", `block ${entry.kind}`);
   const body = entry.kind === "reasoning" ? reasoningBody(element) : make("div", "body");
   if (entry.kind === "refusal") element.append(make("p", "block-title", TITLES.refusal));
-  if (entry.component && entry.component !== "agent") element.append(make("p", "block-title", entry.component));
+  if (entry.component) element.append(make("p", "block-title", entry.component));
   if (!body.isConnected && !element.contains(body)) element.append(body);
   const grown = new Grown(body);
   const update = (it) => {

@@ -1,27 +1,11 @@
 // One run on the screen: its record, its stream, and the head of the page that sums both up.
 
 import { explain, request, runPath } from "./api.js";
-import { $, STATUS_MARKS, problem, set } from "./dom.js";
+import { $, STATUS_MARKS, announce, problem, set } from "./dom.js";
 import { Feed } from "./feed.js";
 import { RunState } from "./state.js";
 import { RunView } from "./view.js";
 import { count, duration, money, plural } from "./words.js";
-
-// Announcements for screen readers: never more than the reader can follow.
-
-const spoken = [];
-let speaking = false;
-
-function announce(texts) {
-  spoken.push(...texts);
-  if (speaking || !spoken.length) return;
-  speaking = true;
-  $("announce").textContent = spoken.splice(0).slice(-3).join(". ");
-  setTimeout(() => {
-    speaking = false;
-    announce([]);
-  }, 1500);
-}
 
 // Following the newest line, as long as the reader does.
 

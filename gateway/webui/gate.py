@@ -6,6 +6,8 @@ away nothing, not even whether it exists.
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -70,5 +72,8 @@ def _refused(scope: Scope) -> Response:
     accepts = next((value for key, value in scope["headers"] if key == b"accept"), b"")
     if scope["method"] in ("GET", "HEAD") and b"text/html" in accepts and not path.startswith("/v1/"):
         # Relative, for a proxy may serve all of this under a path of its own.
-        return RedirectResponse("../" * (path.count("/") - 1) + "login", 302, {"Cache-Control": "no-store"})
+        way = "../" * (path.count("/") - 1) + "login"
+        if path.startswith("/workspace/"):
+            way += f"?next={quote(path[1:], safe='')}"  # `/` names its run behind the #, which the browser keeps
+        return RedirectResponse(way, 302, {"Cache-Control": "no-store"})
     return render(problem_of(LoginRequired("this gateway has a password: POST it to api/auth/login")))

@@ -79,6 +79,10 @@ async def test_head(client: httpx.AsyncClient, path: str) -> None:
     [
         ("/", "text/html; charset=utf-8"),
         ("/ui/app.js", "text/javascript; charset=utf-8"),
+        ("/workspace/tasks", "text/html; charset=utf-8"),
+        ("/workspace/tasks/", "text/html; charset=utf-8"),
+        ("/workspace/tasks/run_1", "text/html; charset=utf-8"),
+        ("/ui/tasks.css", "text/css; charset=utf-8"),
         ("/ui/style.css", "text/css; charset=utf-8"),
         ("/ui/icon.svg", "image/svg+xml"),
     ],

@@ -117,7 +117,13 @@ async def test_each_client_is_refused_in_its_own_way(client: httpx.AsyncClient) 
     response = await client.get("/v1/runs/r/stream", headers={"Accept": "text/html"})
     assert response.headers["content-type"] == "application/problem+json"
     assert (response.status_code, response.json()["code"]) == (401, "login_required")
-    for path, target in (("/", "login"), ("/nowhere", "login"), ("/a/b/c", "../../login")):
+    task = "../../login?next=workspace%2Ftasks%2Frun_1"
+    for path, target in (
+        ("/", "login"),
+        ("/nowhere", "login"),
+        ("/a/b/c", "../../login"),
+        ("/workspace/tasks/run_1", task),
+    ):
         response = await client.get(path, headers={"Accept": "text/html,application/xhtml+xml"})
         assert (response.status_code, response.headers["location"]) == (302, target)
     response = await client.post("/", headers={"Accept": "text/html"})

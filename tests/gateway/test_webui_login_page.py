@@ -63,7 +63,7 @@ async def test_a_login_that_ended_sends_the_open_page_to_the_login(
         page = await browser.new_page()
         await page.goto(address)
         await log_in(page, PASSWORD)
-        await page.wait_for_selector("#prompt")
+        await page.wait_for_selector("#runs-empty:not([hidden])")  # the first list is there, the next is seconds away
         await page.fill("#prompt", "hello")
         # Once the cookie is gone, whatever the page asks next leads it away: the click is there before.
         await page.evaluate("setTimeout(() => document.querySelector('#start #submit')?.click(), 300)")
