@@ -46,6 +46,7 @@ SCRIPTS = {
     "P11": "p11_growth",
     "P12": "p12_two_gateways",
     "P13": "p13_merge",
+    "P14": "p14_cluster",
 }
 RESULTS = Path(__file__).parent / "results.json"
 

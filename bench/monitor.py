@@ -6,8 +6,6 @@ import asyncio
 import re
 from collections import Counter
 
-from bench.processes import Process
-
 __all__ = ["Monitor"]
 
 _LINE = re.compile(rb'^\+[\d.]+ \[\d+ (?!lua)[^\]]*\] "([A-Za-z]+)"')
@@ -15,13 +13,13 @@ _MARK = b"bench-monitor-mark"
 
 
 class Monitor:
-    """``async with Monitor(redis, run_id) as m``: ``await m.counts()`` is what was asked for about that run since.
+    """``async with Monitor(port, run_id) as m``: ``await m.counts()`` is what was asked for about that run since.
 
     Other runs are not counted.
     """
 
-    def __init__(self, redis: Process, run_id: str) -> None:
-        self._port, self._run = redis.port, run_id.encode()
+    def __init__(self, port: int, run_id: str) -> None:
+        self._port, self._run = port, run_id.encode()
         self._marks = 0
 
     async def __aenter__(self) -> Monitor:

@@ -66,7 +66,7 @@ async def claimed(broker: Broker) -> RunRecord:
 async def publish_to_all(broker: Broker, records: list[RunRecord], items: int, pause: float) -> None:
     """Each item of each run is an append of its own, as a thousand workers would make it; sent many at a time, since
     one process stands for all of them here. The runs' items are spread over the pause, not sent as one burst."""
-    await broker.store.call("SCRIPT", "LOAD", SCRIPTS["append"].source)
+    await broker.store.everywhere("SCRIPT", "LOAD", SCRIPTS["append"].source)
     groups = [records[i : i + _AT_ONCE] for i in range(0, len(records), _AT_ONCE)]
     async for step in paced(items * len(groups), pause / len(groups)):
         seq, group = step // len(groups) + 1, groups[step % len(groups)]

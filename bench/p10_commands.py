@@ -39,7 +39,7 @@ async def _commands(
     async with lab.run() as publisher:
         path = lab.path(publisher.run_id)
         spec = Spec(gateway.port, [path] * viewers, items)
-        async with Sink(spec) as sink, Monitor(lab.redis, publisher.run_id) as monitor:
+        async with Sink(spec) as sink, Monitor(lab.redis.port, publisher.run_id) as monitor:
             async for number in paced(items, 0.005):
                 await publisher.publish(MessageDelta(text=TEXT))
                 if reconnects and number and number % (items // (reconnects + 1)) == 0:

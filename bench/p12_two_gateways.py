@@ -48,7 +48,7 @@ async def run(lab: Lab) -> Result:
 async def _commands(lab: Lab, port: int, viewers: int, items: int, result: Result) -> Counter[str]:
     async with lab.run() as publisher:
         paths = [lab.path(publisher.run_id)] * viewers
-        async with Sink(Spec(port, paths, items)) as sink, Monitor(lab.redis, publisher.run_id) as monitor:
+        async with Sink(Spec(port, paths, items)) as sink, Monitor(lab.redis.port, publisher.run_id) as monitor:
             async for _ in paced(items, 0.005):
                 await publisher.publish(MessageDelta(text=TEXT))
             seen = await sink.seen()

@@ -258,7 +258,8 @@ class _Inbox:
 
 @asynccontextmanager
 async def open(url: str | None = None, settings: Settings | None = None) -> AsyncIterator[Broker]:
-    """Connect to a store: ``redis://…``, ``rediss://…``, ``unix://…``, ``embedded:[DIR]`` or ``memory:[NAME]``.
+    """Connect to a store: ``redis://…``, ``rediss://…``, ``redis+cluster://…``, ``redis+sentinel://…``, ``unix://…``,
+    ``embedded:[DIR]`` or ``memory:[NAME]`` (docs/operations.md, “Stores”).
 
     ``url`` wins over ``settings.redis_url`` (``RUNCAST_REDIS_URL``). Raises ``StoreUnavailable``, ``LayoutMismatch``,
     ``InvalidRequest`` for a URL that is none.

@@ -71,7 +71,7 @@ class AuditFile:
         lines = _Lines(path)
         try:
             await self._look_for_a_gap(lines)
-            link = await self._store.link()
+            link = await self._store.link(self._audit.key)
             while True:
                 if entries := await self._audit.wait(link, lines.after):
                     lines.append(entries)

@@ -97,6 +97,10 @@ class StoreConnection(AbstractConnection):
             raise Disconnected("closed by the other side")
         await super().send_packed_command(command, check_health)
 
+    def abort(self) -> None:
+        """End it from outside, in this very step: whoever reads from it gets a ``ConnectionError``."""
+        self._abort()
+
     def _abort(self) -> None:
         if self._writer is not None:
             # CPython's transport of a TLS connection that is lost already has no protocol any more, and says so thus.
@@ -124,7 +128,16 @@ async def _introduce(connection: AbstractConnection) -> None:
         await connection.read_response()
 
 
-def make(target: Target, path: str) -> StoreConnection:
+async def _introduce_to_a_master(connection: AbstractConnection) -> None:
+    await _introduce(connection)
+    # Sentinels may be late: a server that is none any more would answer reads as if nothing had happened.
+    await connection.send_command("ROLE")
+    role = await connection.read_response(disable_decoding=True)
+    if role[0] != b"master":
+        raise Disconnected("it is no master (any more)")
+
+
+def make(target: Target, path: str = "") -> StoreConnection:
     """A connection that is not connected yet. ``path`` is that of the socket, where it is one in the file system."""
     options: dict[str, Any] = {
         "protocol": 2,
@@ -145,7 +158,7 @@ def make(target: Target, path: str) -> StoreConnection:
         "db": target.db,
         "username": target.username or None,
         "password": target.password or None,
-        "redis_connect_func": _introduce,
+        "redis_connect_func": _introduce_to_a_master if target.master else _introduce,
     }
     if target.kind != "tcp":
         return _Unix(path=path, **options)
@@ -226,6 +239,12 @@ class Pool(ConnectionPool):
     def refuse_closed(self) -> None:
         if self.closed:
             raise StoreUnavailable("the store is closed")
+
+    def retire(self) -> None:
+        """Take no more requests; those under way end as they will. Whoever waits in line gets an error."""
+        self.closed = True
+        for connection in self._idle:
+            connection.abort()
 
     async def aclose(self) -> None:
         """Close all; whoever waits or reads gets an error."""

@@ -1,12 +1,14 @@
 """Every key name, and the partition of a run.
 
 A run's partition is ``crc32(run_id) mod P``; the partition number is the keys' hash tag, so all keys that one
-script touches lie in one Cluster slot (source: docs/protocol.md, “Redis”). A session has a slot of its own, by its id.
+script touches lie in one Cluster slot (source: docs/protocol.md, “Redis”). A session lies in the partition of its id.
 """
 
 from __future__ import annotations
 
 from zlib import crc32
+
+from broker.slots import tag_of
 
 __all__ = ["Keys"]
 
@@ -75,8 +77,9 @@ class Keys:
     def idempotency(self, partition: int, digest: str) -> bytes:
         return self._tag(partition) + b"idem:" + digest.encode()
 
-    def wake(self, partition: int, process: str) -> bytes:
-        return self._tag(partition) + b"wake:" + process.encode()
+    def wake(self, beside: bytes, lane: str) -> bytes:
+        """A key in the slot of ``beside``: whoever writes it wakes that lane."""
+        return b"%b{%b}:wake:%b" % (self._prefix, tag_of(beside), lane.encode())
 
     def queue(self, name: str) -> bytes:
         return self._prefix + b"queue:" + name.encode()
@@ -110,7 +113,8 @@ class Keys:
         return self._session(session_id) + b"events"
 
     def _session(self, session_id: str) -> bytes:
-        return b"%b{s:%b}:" % (self._prefix, session_id.encode())
+        # Not in a slot of its own: a gateway would need a connection for each session that is watched.
+        return b"%bs:%b:" % (self._tag(self.partition(session_id)), session_id.encode())
 
     def sessions(self, name: str) -> bytes:
         """Of all sessions together: ``index``, ``changes``, ``version``, ``followed``."""

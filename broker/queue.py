@@ -8,18 +8,20 @@ claimed or its claim refused. One that a worker took and then died with is taken
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from broker.errors import StoreError
-from broker.redis import Link, Store
+from broker.redis import Link, Moving, Store
 
 __all__ = ["Queue", "Taken"]
 
 GROUP = b"workers"
 _GRACE = 2.0
 _CONSUMER_IDLE = 3600.0
+_MOVING_PAUSE = 0.2
 
 
 class Taken(NamedTuple):
@@ -55,18 +57,21 @@ class Queue:
     async def take(self, link: Link, consumer: str, *, block_ms: int) -> Taken | None:
         """The next entry, or ``None`` after ``block_ms`` of none. Whoever takes one claims it and then calls ``done``.
 
-        What another consumer took and left lying for ``requeue_after`` seconds comes first; it is looked for when
-        that long has passed since the last look. Cancelled: the link is closed, and an entry that was on its way is
-        taken by somebody else later. Raises ``StoreUnavailable``.
+        ``link`` is one near ``key``. What another consumer took and left lying for ``requeue_after`` seconds comes
+        first; it is looked for when that long has passed since the last look. Cancelled: the link is closed, and an
+        entry that was on its way is taken by somebody else later. Raises ``StoreUnavailable``.
         """
         idle = self._store.settings.requeue_after
         if self._clock() - self._looked >= idle and (left := await self.reclaim(consumer, idle)) is not None:
             return left
-        options = (b"COUNT", 1, b"BLOCK", block_ms, b"STREAMS", self._key, b">")
+        ask, stream = (b"XREADGROUP", b"GROUP", GROUP, consumer, b"COUNT", 1), (b"STREAMS", self._key, b">")
         try:
-            reply = await link.call(
-                b"XREADGROUP", b"GROUP", GROUP, consumer, *options, deadline=block_ms / 1000 + _GRACE
-            )
+            try:
+                reply = await link.call(*ask, b"BLOCK", block_ms, *stream, deadline=block_ms / 1000 + _GRACE)
+            except Moving:
+                # On its way to another node: nobody can wait for it there yet.
+                await asyncio.sleep(_MOVING_PAUSE)
+                reply = await self._store.call(*ask, *stream)
         except StoreError as error:
             await self._make_group(error)
             return None

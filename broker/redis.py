@@ -1,8 +1,12 @@
 """The store: one URL → commands, scripts, pipelines and links, each with a deadline and without hidden retries.
 
 A request has ``settings.request_deadline`` seconds in total: for a free connection, for connecting, for the answer.
-It is sent at most once; whether to send it again is the caller's to know. A request that is cancelled or late closes
+It is done at most once; whether to send it again is the caller's to know. A request that is cancelled or late closes
 its connection, so replies never reach the wrong request.
+
+What lies under the URL is a route's to know: one server (``routes``), a Cluster (``cluster``), or the master that
+Sentinels name (``sentinel``). All keys of a script, and of an atomic pipeline, lie in one slot; a plain pipeline may
+be of many, and is in order within each.
 """
 
 from __future__ import annotations
@@ -15,34 +19,27 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, NamedTuple
 
 from redis.exceptions import ConnectionError as Disconnected
-from redis.exceptions import InvalidResponse, NoScriptError, RedisError, ResponseError
+from redis.exceptions import MovedError, NoScriptError, RedisError, ResponseError
 
 from broker import metrics
-from broker.connections import Arg, Pool, StoreConnection, exchange, make, pack, reply_text
+from broker.cluster import Cluster
+from broker.connections import Arg, StoreConnection, make, pack, reply_text
 from broker.embedded import Attachment, attach
 from broker.errors import LayoutMismatch, StoreError, StoreUnavailable
 from broker.keys import Keys
+from broker.node import Node, Request
+from broker.replies import Moving, Refused, error_of
+from broker.routes import OneServer, Route
 from broker.scripts import Script
+from broker.sentinel import Sentinels
 from broker.settings import Settings
+from broker.slots import slot_of
 from broker.urls import Target, parse
 
-__all__ = ["Link", "Refused", "Stats", "Store"]
+__all__ = ["Link", "Moving", "Refused", "Stats", "Store"]
 
 _COUNTED = {result: metrics.STORE_REQUESTS.labels(result) for result in ("answered", "away", "refused")}
 """Made at once: of a series that begins with its first outage Prometheus sees no increase."""
-_AWAY = {"LOADING", "READONLY", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "UNBLOCKED"}
-_NOT_NOW = frozenset(_AWAY | {"NOREPLICAS", "MISCONF", "OOM", "BUSY"})
-"""Replies that say: later, or elsewhere. The connection is closed, so that the next one is made anew (a promoted
-replica is found through its name)."""
-
-
-class Refused(StoreError):
-    """Redis answered with an error: ``reply`` is its text, ``kind`` the first word of it (``NOGROUP``, ``ERR`` …)."""
-
-    def __init__(self, reply: str, shown: str) -> None:
-        super().__init__(f"{shown} refused a command: {reply}")
-        self.reply = reply
-        self.kind = reply.partition(" ")[0]
 
 
 class Stats(NamedTuple):
@@ -53,26 +50,12 @@ class Stats(NamedTuple):
     waiting: int
     links: int
     interruptions: int
-
-
-def _not_now(reply: str) -> bool:
-    return reply.partition(" ")[0] in _NOT_NOW or reply == "ERR max number of clients reached"
-
-
-def _error_of(error: RedisError, shown: str, what: str) -> StoreUnavailable | StoreError:
-    """``what`` says what the error means where it is none of the server's."""
-    reply = reply_text(error)
-    if reply is None:
-        if isinstance(error, InvalidResponse):
-            what, error = "what answers there does not speak the protocol of Redis", RedisError("its reply is no RESP")
-        return StoreUnavailable(f"{shown}: {what} ({error})")
-    if _not_now(reply):
-        return StoreUnavailable(f"{shown} cannot serve now: {reply}")
-    return Refused(reply, shown)
+    servers: int = 1
+    """That are spoken to."""
 
 
 class Store:
-    """One Redis, Valkey or stand-in for it. Safe for any number of tasks of one event loop."""
+    """Redis, Valkey or a stand-in for it, on one server or several. Safe for any number of tasks of one event loop."""
 
     def __init__(self, url: str, settings: Settings, target: Target, attachment: Attachment | None = None) -> None:
         self.url = url
@@ -84,7 +67,8 @@ class Store:
         self._deadline = settings.request_deadline
         self._attachment = attachment
         self._interruptions = 0
-        self._pool = Pool(self._make, self._connect, self._interrupted)
+        self._closed = False
+        self._route = self._routed(target)
         self._links: set[Link] = set()
         self._secret: bytes | None = None
 
@@ -99,6 +83,7 @@ class Store:
         attachment = await attach(target.path) if target.kind == "embedded" else None
         store = cls(url, settings, target, attachment)
         try:
+            await store._route.start(store._until())
             await store._agree_on_layout()
         except BaseException:
             await store.aclose()
@@ -115,6 +100,13 @@ class Store:
                 f"process is configured with {ours.decode()}: set RUNCAST_PARTITIONS alike, or take another namespace"
             )
 
+    def _routed(self, target: Target) -> Route:
+        if target.kind == "cluster":
+            return Cluster(target, self.keys.layout(), self._interrupted, self._rerouted)
+        if target.kind == "sentinel":
+            return Sentinels(target, self._interrupted, self._rerouted)
+        return OneServer(target, self._make, self._interrupted, self._open)
+
     # requests
 
     async def call(self, *args: Arg) -> Any:
@@ -122,20 +114,20 @@ class Store:
 
         ``StoreUnavailable``: not done, or nobody knows whether it was. ``Refused``: any other error reply.
         """
-        (reply,) = await self._request(pack(args), 1, self._until())
+        ((reply,),) = await self._request([Request.of(args)], self._until())
         return self._checked(reply)
 
     async def pipeline(self, commands: Sequence[Sequence[Arg]], *, atomic: bool = False) -> list[Any]:
-        """Commands in one round trip, in order; ``atomic``: as one transaction. The first error reply is raised,
-        after all commands have run (with ``atomic``: none has, where the error is in a command's form)."""
+        """Commands in one round trip, in order; ``atomic``: as one transaction, of one slot. The first error reply is
+        raised, after all commands have run (with ``atomic``: none has, where the error is in a command's form)."""
         if not commands:
             return []
-        packed = [pack(command) for command in commands]
         if not atomic:
-            replies = await self._request(b"".join(packed), len(packed), self._until())
+            requests = [Request.of(command) for command in commands]
+            replies = [reply for (reply,) in await self._request(requests, self._until())]
         else:
-            packed = [pack((b"MULTI",)), *packed, pack((b"EXEC",))]
-            *queued, done = await self._request(b"".join(packed), len(packed), self._until())
+            request = Request.of((b"MULTI",), *commands, (b"EXEC",))
+            ((*queued, done),) = await self._request([request], self._until())
             for reply in queued:
                 self._checked(reply)
             replies = self._checked(done)
@@ -147,18 +139,15 @@ class Store:
         """Run a script by its digest; where the server does not know it (nothing has run then), by its source."""
         until = self._until()
         rest = (len(keys), *keys, *args)
-        (reply,) = await self._request(pack((b"EVALSHA", script.sha, *rest)), 1, until)
+        ((reply,),) = await self._request([Request.of((b"EVALSHA", script.sha, *rest))], until)
         if isinstance(reply, NoScriptError):
-            (reply,) = await self._request(pack((b"EVAL", script.source, *rest)), 1, until)
+            ((reply,),) = await self._request([Request.of((b"EVAL", script.source, *rest))], until)
         return self._checked(reply)
 
-    def _until(self) -> float:
-        return asyncio.get_running_loop().time() + self._deadline
-
-    async def _request(self, packed: bytes, count: int, until: float) -> list[Any]:
+    async def _request(self, requests: Sequence[Request], until: float) -> list[list[Any]]:
         began = time.perf_counter()
         try:
-            replies = await self._sent(packed, count, until)
+            replies = await self._route.request(requests, until)
         except StoreUnavailable:
             _COUNTED["away"].inc()
             raise
@@ -169,29 +158,24 @@ class Store:
         metrics.STORE_SECONDS.observe(time.perf_counter() - began)
         return replies
 
-    async def _sent(self, packed: bytes, count: int, until: float) -> list[Any]:
-        try:
-            async with asyncio.timeout_at(until):
-                connection = await self._pool.take()
-                try:
-                    replies = await exchange(connection, packed, count)
-                    for reply in replies:
-                        if isinstance(reply, ResponseError) and _not_now(reply_text(reply) or ""):
-                            await connection.disconnect(nowait=True)
-                finally:
-                    await self._pool.give_back(connection)
-        except TimeoutError:
-            raise self._counted(StoreUnavailable(f"{self.shown}: no answer in time")) from None
-        except RedisError as error:
-            raise self._counted(_error_of(error, self.shown, "the connection was lost")) from None
-        except StoreUnavailable:
-            self._interrupted()
-            raise
-        return replies
+    async def everywhere(self, *args: Arg) -> list[tuple[str, Any]]:
+        """One command without a key at each server that has keys: → (its name, its reply). Raises as ``call``."""
+        until, told = self._until(), []
+        for node in self._route.servers():
+            (reply,) = await node.exchange(pack(args), 1, until)
+            told.append((node.shown, self._checked(reply)))
+        return told
+
+    def slot(self, key: bytes) -> int | None:
+        """What keys must share for one command, or one link, to read them together; ``None``: nothing."""
+        return slot_of(key) if self._route.sharded else None
+
+    def _until(self) -> float:
+        return asyncio.get_running_loop().time() + self._deadline
 
     def _checked(self, reply: Any) -> Any:
         if isinstance(reply, ResponseError):
-            raise self._counted(_error_of(reply, self.shown, ""))
+            raise self._counted(error_of(reply, self.shown, ""))
         return reply
 
     def _counted(self, error: StoreUnavailable | StoreError) -> StoreUnavailable | StoreError:
@@ -206,21 +190,21 @@ class Store:
     @property
     def interruptions(self) -> int:
         """Grows whenever the store was seen to be away: a lost connection, a deadline, LOADING, READONLY, …"""
-        return self._interruptions + self._pool.dead
+        return self._interruptions + sum([node.pool.dead for node in self._route.nodes])
+
+    def _rerouted(self) -> None:
+        """Some keys lie on another server by now: links to the old one would wait for nothing."""
+        self._interrupted()
+        for link in list(self._links):
+            if not self._route.still(link.node, link.near):
+                link.leave("what it reads is on another server by now")
 
     # connections
 
     def _make(self) -> StoreConnection:
         return make(self._target, self._attachment.address if self._attachment else self._target.path)
 
-    async def _connect(self, connection: StoreConnection) -> None:
-        """``StoreUnavailable`` or ``Refused``. No time limit."""
-        try:
-            await self._connect_or_start(connection)
-        except RedisError as error:
-            raise _error_of(error, self.shown, "no connection") from None
-
-    async def _connect_or_start(self, connection: StoreConnection) -> None:
+    async def _open(self, connection: StoreConnection) -> None:
         try:
             await connection.open()
         except Disconnected as error:
@@ -230,24 +214,30 @@ class Store:
             await self._attachment.ensure()
             await connection.open()
 
-    async def link(self) -> Link:
-        """A connection of its own, for blocking reads. ``StoreUnavailable``, ``Refused``."""
+    async def link(self, near: bytes | None = None) -> Link:
+        """A connection of its own, for blocking reads of ``near`` and of what shares its slot.
+
+        ``StoreUnavailable``, ``Refused``.
+        """
+        self._refuse_closed()
+        until = self._until()
+        node = await self._route.node_for(near, until)
         try:
-            self._pool.refuse_closed()
-            async with asyncio.timeout_at(self._until()):
-                connection = self._make()
-                await self._connect(connection)
-            link = Link(connection, self)
-            if self._pool.closed:
-                await link.aclose()
-            self._pool.refuse_closed()
-        except TimeoutError:
-            raise self._counted(StoreUnavailable(f"{self.shown}: no connection in time")) from None
+            connection = await node.connect(until)
         except StoreUnavailable:
-            self._interrupted()
+            self._route.doubt(node)
             raise
+        link = Link(connection, self, node, near)
+        if self._closed or not self._route.still(node, near):
+            await link.aclose()
+            self._refuse_closed()
+            raise StoreUnavailable(f"{node.shown}: it has not got {near!r} any more")
         self._links.add(link)
         return link
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise StoreUnavailable("the store is closed")
 
     # the rest
 
@@ -264,28 +254,38 @@ class Store:
 
     @property
     def stats(self) -> Stats:
-        pool = self._pool
-        return Stats(pool.size, pool.in_use, pool.waiting, len(self._links), self.interruptions)
+        pools = [node.pool for node in self._route.nodes]
+        return Stats(
+            sum([pool.size for pool in pools]),
+            sum([pool.in_use for pool in pools]),
+            sum([pool.waiting for pool in pools]),
+            len(self._links),
+            self.interruptions,
+            len(pools),
+        )
 
     async def aclose(self) -> None:
         """Close everything; requests under way fail with ``StoreUnavailable``. May be repeated."""
+        self._closed = True
         for link in list(self._links):
             await link.aclose()
-        await self._pool.aclose()
+        await self._route.aclose()
         if self._attachment is not None:
             self._attachment.close()
             self._attachment = None
 
 
 class Link:
-    """A dedicated connection for blocking reads: one request at a time, no retry, no reconnect.
+    """A dedicated connection for blocking reads: one request at a time, no retry, no reconnect, no redirect.
 
-    Whatever goes wrong (time-out, close, cancellation, an answer such as LOADING) closes it; the caller opens another.
+    Whatever goes wrong (time-out, close, cancellation, an answer such as LOADING or MOVED) closes it; the caller opens
+    another. ``Moving`` alone does not.
     """
 
-    def __init__(self, connection: StoreConnection, store: Store) -> None:
+    def __init__(self, connection: StoreConnection, store: Store, node: Node, near: bytes | None) -> None:
         self._connection = connection
         self._store = store
+        self.node, self.near = node, near
         self._closed = ""
         """Why it is."""
 
@@ -302,8 +302,8 @@ class Link:
     async def read(self, deadline: float) -> Any:
         """The next reply, within ``deadline`` seconds from now.
 
-        ``StoreUnavailable``: late, closed, LOADING, READONLY …: the link is closed. ``Refused``: any other error
-        reply; the link stays open.
+        ``Moving``: its keys lie on two nodes for a while; the link stays open. ``StoreUnavailable``: late, closed,
+        LOADING, READONLY, MOVED …: the link is closed. ``Refused``: any other error reply; the link stays open.
         """
         return await self._read(asyncio.get_running_loop().time() + deadline)
 
@@ -314,27 +314,42 @@ class Link:
 
     async def _read(self, until: float) -> Any:
         if self._closed:
-            raise StoreUnavailable(f"{self._store.shown}: {self._closed}")
+            raise StoreUnavailable(f"{self.node.shown}: {self._closed}")
         return await self._within(until, self._connection.read_response(disable_decoding=True))
 
     async def _within(self, until: float, step: Coroutine[Any, Any, Any]) -> Any:
-        what = "no answer in time"
+        what, moved = "no answer in time", None
         try:
             async with asyncio.timeout_at(until):
                 return await step
         except TimeoutError:
-            error: StoreUnavailable | StoreError = StoreUnavailable(f"{self._store.shown}: {what}")
+            error: StoreUnavailable | StoreError = StoreUnavailable(f"{self.node.shown}: {what}")
         except RedisError as reason:
             what = self._closed or "the connection was lost"
-            error = _error_of(reason, self._store.shown, what)
+            error = self._error_of(reason, what)
+            moved = reason if isinstance(reason, MovedError) else None
         except BaseException:
             await self._drop("a request was cancelled")
             raise
+        if isinstance(error, Moving):
+            raise error
         if isinstance(error, StoreUnavailable) or not self._connection.is_connected:
             if not self._closed:
                 self._store._interrupted()
+                self._store._route.doubt(self.node, self.near, moved)
             await self._drop(what)
         raise error
+
+    def _error_of(self, reason: RedisError, what: str) -> StoreUnavailable | StoreError:
+        if isinstance(reason, MovedError) and self._store._route.sharded:
+            return StoreUnavailable(f"{self.node.shown}: what it reads is on another node now: MOVED {reason}")
+        return error_of(reason, self.node.shown, what)
+
+    def leave(self, why: str) -> None:
+        """Close it in this step, whatever it waits for."""
+        self._closed = self._closed or why
+        self._store._links.discard(self)
+        self._connection.abort()
 
     async def _drop(self, why: str) -> None:
         self._closed = self._closed or why

@@ -1,14 +1,18 @@
 """The tail: follows many streams over few connections (lanes).
 
-A lane is one connection with one blocking ``XREAD`` over all the streams it follows. A stream joins a blocked read at
-once through the lane's wake key, never by polling (docs/architecture.md, decision 4). Sinks are called in the
-event-loop step in which the reply was read, in the order of the stream, and must not block or raise.
+A lane is one connection with one blocking ``XREAD`` over all the streams it follows: a few for everything on one
+server; in a Cluster, where such a read is of one slot, one for each slot (so, for each partition) in use. A stream
+joins a blocked read at once through the lane's wake key, never by polling (docs/architecture.md, decision 4). Sinks
+are called in the event-loop step in which the reply was read, in the order of the stream, and must not block or raise.
 
 A stream may have several subscribers. It is asked for once, behind the entry at which the one stands that has least of
 it, and each is given what lies behind its own place.
 
 Interruptions: a lane whose connection broke opens another one, verifies its subscriptions (``on_reconnect``: the log
 may have been rewound meanwhile) and reads on from where each stood. Nothing is skipped, nothing comes twice.
+
+While a slot moves to another node, its streams lie on two: no blocking read is possible then. Each is read by itself,
+``_MOVING_PAUSE`` seconds after the other, until the slot has come to rest.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from zlib import crc32
 from broker import metrics
 from broker.errors import RuncastError, StoreUnavailable
 from broker.logs import unbound
-from broker.redis import Link, Store
+from broker.redis import Link, Moving, Store
 from broker.settings import Settings
 
 __all__ = ["RawEntries", "Subscription", "Tail"]
@@ -39,6 +43,9 @@ _PACE = 0.005
 _PACE_ABOVE = 64
 _READ_GRACE = 2.0
 _FIRST_COUNT = 16
+_MOVING_PAUSE = 0.1
+_IDLE = 30.0
+"""Seconds after which a lane that follows nothing lets its connection go."""
 
 
 def _bulk(value: bytes) -> bytes:
@@ -89,22 +96,33 @@ class Tail:
     def __init__(self, store: Store, settings: Settings) -> None:
         self.on_reconnect: Callable[[list[Subscription]], Awaitable[None]] | None = None
         self.process = secrets.token_hex(6)
-        self._lanes = [_Lane(self, store, settings, number) for number in range(settings.lanes)]
+        self._store, self._settings = store, settings
+        self._lanes: dict[int, _Lane] = {}
 
     def subscribe(self, key: bytes, after: bytes, sink: Sink, *, run_id: str | None = None) -> Subscription:
         """Follow the stream ``key`` behind the entry ``after`` (``b"0-0"``: from its start); it may not exist yet."""
-        return self._lanes[crc32(key) % len(self._lanes)].add(key, after, sink, run_id)
+        return self._lane_of(key).add(key, after, sink, run_id)
+
+    def _lane_of(self, key: bytes) -> _Lane:
+        slot = self._store.slot(key)
+        number = crc32(key) % self._settings.lanes if slot is None else slot
+        lane = self._lanes.get(number)
+        if lane is None:
+            lane = self._lanes[number] = _Lane(self, self._store, self._settings, number, key)
+        return lane
 
     @property
     def connections(self) -> int:
-        return sum(lane.connected for lane in self._lanes)
+        return sum(lane.connected for lane in self._lanes.values())
 
     async def aclose(self) -> None:
-        await asyncio.gather(*(lane.aclose() for lane in self._lanes))
+        await asyncio.gather(*(lane.aclose() for lane in self._lanes.values()))
 
 
 class _Lane:
-    def __init__(self, tail: Tail, store: Store, settings: Settings, number: int) -> None:
+    """``near``: a key of the slot that its connection is to."""
+
+    def __init__(self, tail: Tail, store: Store, settings: Settings, number: int, near: bytes) -> None:
         self._tail, self._store, self._settings = tail, store, settings
         self.streams: dict[bytes, list[Subscription]] = {}
         """By key; each list has at least one."""
@@ -112,7 +130,7 @@ class _Lane:
         """Added or moved since the read under way was sent: its reply does not answer them."""
         self.connected = False
         self._number = number
-        self._wake_key = store.keys.wake(number % settings.partitions, f"{tail.process}.{number}")
+        self._near, self._wake_key = near, store.keys.wake(near, f"{tail.process}.{number}")
         self._wake_id = b"0-0"
         self._count = _FIRST_COUNT
         self._blocked = False
@@ -187,6 +205,7 @@ class _Lane:
             started = time.monotonic()
             try:
                 await self._connect_and_read()
+                continue
             except StoreUnavailable as error:
                 log.info("lane %d lost the store: %s", self._number, error)
             except RuncastError as error:
@@ -198,22 +217,28 @@ class _Lane:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
 
     async def _connect_and_read(self) -> None:
-        link = await self._store.link()
+        link = await self._store.link(self._near)
         self.connected = True
         self._wake_id, self._count = b"0-0", _FIRST_COUNT  # another server's clock may be behind; a backlog may wait
         try:
             if self._tail.on_reconnect is not None:
                 await self._tail.on_reconnect([one for several in self.streams.values() for one in several])
-            while True:
+            while self.streams or await self._needed():
                 await self._read_once(link)
         finally:
             self.connected = self._blocked = False
             await link.aclose()
 
+    async def _needed(self) -> bool:
+        """Nothing is followed: wait whether something is again."""
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(_IDLE):
+                return await self._changed.wait()
+        except TimeoutError:
+            return False
+
     async def _read_once(self, link: Link) -> None:
-        if not self.streams:
-            self._changed.clear()
-            await self._changed.wait()
         asked = [s[0] if len(s) == 1 else min(s, key=_place) for s in self.streams.values()]
         self.fresh.clear()
         self._unanswered = False
@@ -222,12 +247,21 @@ class _Lane:
         try:
             await link.send(self._request(asked))
             reply = await link.read(self._settings.block + _READ_GRACE)
+        except Moving:
+            reply = await self._read_singly(asked)
         finally:
             self._blocked = False
         if reply:
             self._dispatch(reply)
             if len(asked) > _PACE_ABOVE and (rest := _PACE - (time.monotonic() - started)) > 0:
                 await asyncio.sleep(rest)
+
+    async def _read_singly(self, asked: list[Subscription]) -> Any:
+        await asyncio.sleep(_MOVING_PAUSE)
+        replies = await self._store.pipeline(
+            [(b"XREAD", b"COUNT", self._count, b"STREAMS", one.key, one.after) for one in asked if one.open]
+        )
+        return [stream for reply in replies if reply for stream in reply]
 
     def _request(self, asked: list[Subscription]) -> list[bytes]:
         n = len(asked) + 1

@@ -1,6 +1,6 @@
 """Tasks in the store: making one, what people decide about it, its newest version, and how it stands for viewers.
 
-A task is a run of the runner ``task`` (docs/decisions/0008-a-task-is-a-run.md). Its worker has it by the claim of that
+A task is a run of the runner ``task`` (docs/decisions/0009-a-task-is-a-run.md). Its worker has it by the claim of that
 run; the truth is the worker's checkpoint. The store holds what is newer than that: decisions that no worker has taken
 yet, and the last version, which a dead worker may have failed to write down. What viewers see is the stream alone.
 """

@@ -5,6 +5,9 @@
 | ``redis://[user:password@]host[:port][/db]`` | one server |
 | ``rediss://…?ssl_ca_certs=FILE`` | the same with TLS |
 | ``unix:///path/to.sock[?db=0]`` | its Unix socket |
+| ``redis+cluster://[user:password@]host[:port][,host…]`` | a Redis or Valkey Cluster; some of its nodes suffice |
+| ``redis+sentinel://[user:password@]host[:port][,host…]/NAME[/db]`` | the master of that name, as Sentinels know it |
+| ``rediss+cluster://…``, ``rediss+sentinel://…`` | the same with TLS (to the Sentinels as well) |
 | ``embedded:``, ``embedded:/some/dir`` | the Valkey server of the wheel, in the data directory or in another |
 | ``memory:``, ``memory:name`` | fakeredis, one per name and process |
 """
@@ -12,17 +15,21 @@
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from broker.errors import InvalidRequest
 
-__all__ = ["Target", "parse"]
+__all__ = ["Address", "Target", "parse", "show"]
+
+Address: TypeAlias = tuple[str, int]
+"""Host and port."""
 
 _ALLOWED = (
-    "redis://host:port/db, rediss://host:port/db (TLS), unix:///path/to.sock, embedded: (or embedded:/dir), "
+    "redis://host:port/db, rediss://host:port/db (TLS), unix:///path/to.sock, redis+cluster://host:port,host:port, "
+    "redis+sentinel://host:port,host:port/mastername (both rediss+… with TLS), embedded: (or embedded:/dir), "
     "memory: (or memory:name)"
 )
 _PLAIN = frozenset({"db"})
@@ -38,6 +45,8 @@ _TLS = frozenset(
         "ssl_check_hostname",
     }
 )
+_SENTINEL = frozenset({"sentinel_username", "sentinel_password"})
+_PORTS = {"redis": 6379, "cluster": 6379, "sentinel": 26379}
 _CERT_REQS = {"required": ssl.CERT_REQUIRED, "optional": ssl.CERT_OPTIONAL, "none": ssl.CERT_NONE}
 _FALSE = frozenset({"0", "f", "false", "n", "no"})
 
@@ -46,7 +55,7 @@ _FALSE = frozenset({"0", "f", "false", "n", "no"})
 class Target:
     """Where a store is. ``shown`` names it in messages, without secrets."""
 
-    kind: Literal["tcp", "unix", "embedded", "memory"]
+    kind: Literal["tcp", "unix", "embedded", "memory", "cluster", "sentinel"]
     shown: str
     host: str = "localhost"
     port: int = 6379
@@ -56,6 +65,21 @@ class Target:
     username: str = field(default="", repr=False)
     password: str = field(default="", repr=False)
     tls: ssl.SSLContext | None = field(default=None, repr=False)
+    seeds: tuple[Address, ...] = ()
+    """Of a Cluster or of Sentinels: those that are asked first."""
+    master: str = ""
+    """The name that Sentinels have for it."""
+    sentinel_username: str = field(default="", repr=False)
+    sentinel_password: str = field(default="", repr=False)
+
+    def at(self, address: Address) -> Target:
+        """The server at one address of a Cluster, or the one that a Sentinel named."""
+        return replace(self, kind="tcp", shown=f"{self.shown} at {show(address)}", host=address[0], port=address[1])
+
+    def sentinel_at(self, address: Address) -> Target:
+        """A Sentinel itself, which has accounts of its own and no databases."""
+        at = replace(self.at(address), shown=f"Sentinel {show(address)}", master="", db=0)
+        return replace(at, username=self.sentinel_username, password=self.sentinel_password)
 
 
 def parse(url: str, data_dir: Path) -> Target:
@@ -69,6 +93,8 @@ def parse(url: str, data_dir: Path) -> Target:
             return _embedded(rest, data_dir)
         case "redis" | "rediss" | "unix" as known:
             return _server(known, url.strip())
+        case "redis+cluster" | "rediss+cluster" | "redis+sentinel" | "rediss+sentinel" as known:
+            return _several(known, url.strip())
         case _:
             # Neither the URL nor its scheme is quoted: a mistyped one may hold a password anywhere.
             raise _refused("its scheme is not known")
@@ -101,16 +127,61 @@ def _server(scheme: str, url: str) -> Target:
             raise _refused("a unix URL names an absolute path and no host")
         db = _database(options.get("db", "0"))
         return Target("unix", f"unix://{path}", path=path, db=db, username=username, password=password)
-    host, port = parts.hostname or "localhost", port or 6379
+    host, port = parts.hostname or "localhost", port or _PORTS["redis"]
     db = _database(options.get("db") or unquote(parts.path).strip("/") or "0")
-    shown = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/{db}"
+    shown = f"{scheme}://{show((host, port))}/{db}"
     tls = _context(options) if scheme == "rediss" else None
     return Target("tcp", shown, host, port, db=db, username=username, password=password, tls=tls)
 
 
+def _several(scheme: str, url: str) -> Target:
+    parts = urlsplit(url)
+    options = _options(scheme, parts)
+    kind: Literal["cluster", "sentinel"] = "cluster" if scheme.endswith("cluster") else "sentinel"
+    account, _, hosts = parts.netloc.rpartition("@")
+    username, _, password = account.partition(":")
+    seeds = tuple(_address(host, _PORTS[kind]) for host in hosts.split(","))
+    names = [unquote(name) for name in parts.path.split("/") if name]
+    master = names.pop(0) if kind == "sentinel" and names else ""
+    if kind == "sentinel" and not master:
+        raise _refused("a Sentinel URL names the master behind the hosts: /mastername")
+    if len(names) > 1 or (kind == "cluster" and names not in ([], ["0"])):
+        raise _refused("a Cluster has database 0 alone" if kind == "cluster" else "its path is /mastername/db")
+    return Target(
+        kind,
+        f"{scheme}://{','.join(map(show, seeds))}{f'/{master}' if master else ''}",
+        db=_database(options.get("db") or (names[0] if names else "0")),
+        username=unquote(username),
+        password=unquote(password),
+        tls=_context(options) if scheme.startswith("rediss") else None,
+        seeds=seeds,
+        master=master,
+        sentinel_username=options.get("sentinel_username", ""),
+        sentinel_password=options.get("sentinel_password", ""),
+    )
+
+
+def _address(text: str, default: int) -> Address:
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise _refused("one of its hosts or ports is malformed (host:port,host:port, 0 to 65535)") from None
+    if not host or parts.path:
+        raise _refused("one of its hosts is empty (host:port,host:port)")
+    return host, port or default
+
+
+def show(address: Address) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _options(scheme: str, parts: SplitResult) -> dict[str, str]:
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    allowed = _PLAIN | _TLS if scheme == "rediss" else _PLAIN
+    allowed = frozenset() if scheme.endswith("cluster") else _PLAIN
+    allowed |= _TLS if scheme.startswith("rediss") else frozenset()
+    allowed |= _SENTINEL if scheme.endswith("sentinel") else frozenset()
     if unknown := options.keys() - allowed:
         raise _refused(f"options {sorted(unknown)} are not known for {scheme}: {sorted(allowed)} are")
     return options

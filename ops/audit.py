@@ -79,7 +79,7 @@ async def _follow(broker: Broker, after: str) -> None:
     """Goes on for ever; an outage is waited out."""
     while True:
         try:
-            link = await broker.store.link()
+            link = await broker.store.link(broker.ledger.audit.key)
             try:
                 while True:
                     if entries := await broker.ledger.audit.wait(link, after):

@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Any
@@ -132,10 +133,16 @@ async def _reached(store: Store) -> list[Finding]:
 
 async def _server(store: Store) -> list[Finding]:
     try:
-        info = _info(await store.call(b"INFO"))
+        told = await store.everywhere(b"INFO")
     except RuncastError as error:
         return [Finding("server", State.NOTE, f"it does not tell about itself: {error}")]
-    return [*_version(info), *_persistence(info), *_memory(info)]
+    found: list[Finding] = []
+    for name, reply in told:
+        info = _info(reply)
+        of_one = [*_version(info), *_persistence(info), *_memory(info)]
+        where = f" ({name.rpartition(' ')[2]})" if len(told) > 1 else ""
+        found += [replace(finding, found=finding.found + where) for finding in of_one]
+    return found
 
 
 def _info(reply: Any) -> dict[str, str]:

@@ -39,7 +39,8 @@ def redis_option(command: F) -> F:
         "--redis",
         "redis_url",
         metavar="URL",
-        help="The store: redis://, rediss://, unix://, embedded:[DIR]. Default: RUNCAST_REDIS_URL, else embedded:.",
+        help="The store: redis://, rediss://, redis+cluster://, redis+sentinel://, unix://, embedded:[DIR]. "
+        "Default: RUNCAST_REDIS_URL, else embedded:.",
     )(command)
 
 

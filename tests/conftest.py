@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import TypeVar
 from uuid import uuid4
 
 import hypothesis
@@ -17,6 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from broker import tracing
 from broker.redis import Store
 from broker.settings import Settings
+from tests.clusters import ClusterServers, SentinelServers
 from tests.object_server import ObjectServer, weed_binary
 from tests.servers import Certificates, RedisServer, redis_binary
 
@@ -24,7 +26,16 @@ from tests.servers import Certificates, RedisServer, redis_binary
 hypothesis.settings.register_profile("runcast", deadline=None)
 hypothesis.settings.load_profile("runcast")
 
-STORES = ["memory", "embedded", "redis7", "redis7-tls"]
+STORES = [
+    "memory",
+    "embedded",
+    "redis7",
+    "redis7-tls",
+    "redis7-cluster",
+    pytest.param("valkey-cluster", marks=pytest.mark.long),
+    pytest.param("redis7-sentinel", marks=pytest.mark.long),
+    pytest.param("redis7-acl", marks=pytest.mark.long),
+]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -61,6 +72,88 @@ def redis7_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer
     server = RedisServer(tmp_path_factory.mktemp("redis7-tls"), certificates=certificates).start()
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def redis7_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterServers]:
+    """A Redis Cluster of the session, shared: do not stop its nodes (``own_cluster`` is for that). TLS too."""
+    _needs_redis()
+    certificates = Certificates.create(tmp_path_factory.mktemp("certificates"))
+    servers = ClusterServers(tmp_path_factory.mktemp("redis7-cluster"), certificates=certificates)
+    yield from _while_it_runs(servers)
+
+
+@pytest.fixture(scope="session")
+def valkey_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterServers]:
+    """The same of Valkey servers."""
+    yield from _while_it_runs(ClusterServers(tmp_path_factory.mktemp("valkey-cluster"), binary=valkey_binary()))
+
+
+@pytest.fixture(scope="session")
+def redis7_sentinel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SentinelServers]:
+    """A master, a replica and three Sentinels of the session, shared: do not stop them."""
+    _needs_redis()
+    yield from _while_it_runs(SentinelServers(tmp_path_factory.mktemp("redis7-sentinel")))
+
+
+@pytest.fixture(params=["redis7", pytest.param("valkey", marks=pytest.mark.long)])
+def own_cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ClusterServers]:
+    """A Cluster of this test alone: kill, pause, move its slots at will."""
+    _needs_redis()
+    binary = valkey_binary() if request.param == "valkey" else None
+    yield from _while_it_runs(ClusterServers(tmp_path / "cluster", binary=binary))
+
+
+@pytest.fixture
+def own_sentinels(tmp_path: Path) -> Iterator[SentinelServers]:
+    """The same of a master and its Sentinels."""
+    _needs_redis()
+    yield from _while_it_runs(SentinelServers(tmp_path / "sentinels"))
+
+
+@pytest.fixture(scope="session")
+def redis7_acl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
+    """A server of the session with an account that may do what docs/operations.md says, in the tests' namespaces."""
+    _needs_redis()
+    server = RedisServer(tmp_path_factory.mktemp("redis7-acl")).start()
+    yield Account(server, least_rights()[0])
+    server.stop()
+
+
+class Account:
+    """``rules`` as of an ACL file, with a password that is filled in here."""
+
+    def __init__(self, server: RedisServer, rules: str) -> None:
+        self.password = uuid4().hex
+        _, self.name, *rest = rules.replace(">PASSWORD", f">{self.password}").replace("~runcast:*", "~t*").split()
+        server.command("ACL", "SETUSER", self.name, *rest)
+        self.url = server.url.replace("//", f"//{self.name}:{self.password}@")
+
+
+def least_rights() -> list[str]:
+    """The accounts that docs/operations.md writes down: of the store, of the Sentinels."""
+    text = (Path(__file__).parents[1] / "docs" / "operations.md").read_text()
+    return [line for line in text.splitlines() if line.startswith("user runcast on ")]
+
+
+Servers = TypeVar("Servers", ClusterServers, SentinelServers)
+
+
+def _while_it_runs(servers: Servers) -> Iterator[Servers]:
+    try:
+        yield servers.start()
+    finally:
+        servers.stop()
+
+
+def valkey_binary() -> str:
+    from broker import embedded
+
+    try:
+        return embedded._binary()
+    except embedded.EmbeddedUnsupported as error:
+        missing(str(error))
+        raise
 
 
 @pytest.fixture(scope="session")
@@ -104,10 +197,8 @@ def store_url(request: pytest.FixtureRequest) -> str:
             return f"memory:{uuid4().hex}"
         case "embedded":
             return f"embedded:{request.getfixturevalue('embedded_dir')}"
-        case "redis7":
-            return str(request.getfixturevalue("redis7").url)
-        case _:
-            return str(request.getfixturevalue("redis7_tls").url)
+        case named:
+            return str(request.getfixturevalue(named.replace("-", "_")).url)
 
 
 @pytest.fixture

@@ -197,13 +197,14 @@ class RedisServer:
         # with everysec a slow disk holds writes up, for 2 s at most.
         command += ["--appendonly", "yes", "--appendfsync", "no", "--save", "", "--daemonize", "no"]
         command += ["--repl-diskless-sync-delay", "0", "--enable-debug-command", "local"]
-        if self.certificates:
-            command += ["--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "no"]
-            command += ["--tls-cert-file", str(self.certificates.cert), "--tls-key-file", str(self.certificates.key)]
-            command += ["--tls-ca-cert-file", str(self.certificates.ca)]
-        else:
-            command += ["--port", str(self.port)]
-        return command + self.options
+        return [*command, *self._listening(), *self.options]
+
+    def _listening(self) -> list[str]:
+        if not self.certificates:
+            return ["--port", str(self.port)]
+        options = ["--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "no"]
+        options += ["--tls-cert-file", str(self.certificates.cert), "--tls-key-file", str(self.certificates.key)]
+        return [*options, "--tls-ca-cert-file", str(self.certificates.ca)]
 
     def _wait(self, condition: Callable[[], bool], timeout: float) -> None:
         end = time.monotonic() + timeout

@@ -188,7 +188,7 @@ class Worker:
         """The next entry; ``None`` after a while without one, or without the store."""
         try:
             if self._link is None:
-                self._link = await self._broker.store.link()
+                self._link = await self._broker.store.link(self._queue.key)
             return await self._queue.take(self._link, self.name, block_ms=int(self._settings.block * 1000))
         except asyncio.CancelledError:
             raise

@@ -32,14 +32,14 @@ async def test_who_joins_while_a_wake_is_under_way_is_woken_for_too(b: Broker, m
                 await late.wait()
         return replies
 
-    lane = b.tail._lanes[0]
-    monkeypatch.setattr(b.tail, "_lanes", [lane])
+    prefix = b.keys.items("x")
+    lane = b.tail._lane_of(prefix)
+    monkeypatch.setattr(b.tail, "_lane_of", lambda _: lane)
     got: dict[bytes, float] = {}
 
     def follow(key: bytes) -> None:
         b.tail.subscribe(key, b"0-0", lambda _: got.setdefault(key, time.monotonic()))
 
-    prefix = b.keys.items("x")
     follow(prefix + b"1")
     await until(lambda: lane._blocked)
     monkeypatch.setattr(b.store, "pipeline", delayed)

@@ -20,7 +20,7 @@ def registry(store: Store) -> Registry:
 
 @pytest.fixture
 async def link(store: Store) -> AsyncIterator[Link]:
-    opened = await store.link()
+    opened = await store.link(Queue(store).key)
     yield opened
     await opened.aclose()
 
@@ -49,8 +49,8 @@ async def test_an_entry_goes_to_one_of_several_workers(registry: Registry, store
     seen: list[str] = []
 
     async def work(name: str) -> None:
-        link = await store.link()
         queue = Queue(store)
+        link = await store.link(queue.key)
         taken = await take(queue, link, name)
         while taken is not None:
             seen.append(taken.run_id)

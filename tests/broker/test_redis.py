@@ -17,6 +17,7 @@ from broker.errors import InvalidRequest, LayoutMismatch, StoreUnavailable
 from broker.redis import Refused, Store
 from broker.scripts import Script
 from broker.settings import Settings
+from broker.urls import parse
 from tests.servers import Proxy, RedisServer, eventually, silent_host
 
 ECHO = Script.of("echo", b"return {KEYS[1], ARGV[1], ARGV[2]}")
@@ -61,11 +62,12 @@ class TestCommands:
         assert await store.call("GET", key) == value
 
     async def test_an_error_reply_is_refused_and_named_and_the_connection_stays(self, store: Store) -> None:
+        before = store.stats.connections
         with pytest.raises(Refused, match="refused") as caught:
             await store.call("NOSUCHCOMMAND")
         assert caught.value.kind == "ERR"
         assert await store.call("PING") == b"PONG"
-        assert store.stats.connections == 1
+        assert store.stats.connections == before == store.stats.servers
         assert store.interruptions == 0
 
     async def test_nogroup_keeps_its_code(self, store: Store, namespace: str) -> None:
@@ -76,14 +78,14 @@ class TestCommands:
 
 class TestPipelines:
     async def test_replies_come_in_order(self, store: Store, namespace: str) -> None:
-        commands = [("RPUSH", f"{namespace}:l", n) for n in range(500)]
+        commands = [("INCR", f"{namespace}:n")] * 500
         assert await store.pipeline(commands) == list(range(1, 501))
         assert await store.pipeline([]) == []
 
     async def test_an_error_reply_is_raised_after_all_were_read(self, store: Store, namespace: str) -> None:
         key = f"{namespace}:k"
         with pytest.raises(Refused):
-            await store.pipeline([("SET", key, 1), ("LPUSH", key, 1), ("INCR", key)])
+            await store.pipeline([("SET", key, 1), ("ZADD", key, 1, "x"), ("INCR", key)])
         assert await store.call("GET", key) == b"2"
 
     async def test_atomic_answers_like_plain(self, store: Store, namespace: str) -> None:
@@ -99,7 +101,7 @@ class TestPipelines:
     async def test_atomic_raises_the_error_of_a_command(self, store: Store, namespace: str) -> None:
         key = f"{namespace}:k"
         with pytest.raises(Refused) as caught:
-            await store.pipeline([("SET", key, 1), ("LPUSH", key, 1)], atomic=True)
+            await store.pipeline([("SET", key, 1), ("ZADD", key, 1, "x")], atomic=True)
         assert caught.value.kind == "WRONGTYPE"
 
 
@@ -113,7 +115,12 @@ class TestScripts:
     async def test_the_servers_script_cache_may_be_lost(self, store: Store, namespace: str) -> None:
         key = namespace.encode()
         await store.script(ECHO, [key], [1, 2])
-        await store.call("SCRIPT", "FLUSH")
+        try:
+            await store.everywhere("SCRIPT", "FLUSH")
+        except Refused as refused:
+            if refused.kind == "NOPERM":
+                pytest.skip("an account with the least rights cannot make that happen")
+            raise
         assert await store.script(ECHO, [key], [1, 2]) == [key, b"1", b"2"]
 
     async def test_an_error_of_the_script_keeps_its_text(self, store: Store, namespace: str) -> None:
@@ -126,7 +133,7 @@ class TestScripts:
 class TestLinks:
     async def test_a_blocked_read_returns_what_is_added_and_blocks_nobody(self, store: Store, namespace: str) -> None:
         key = f"{namespace}:s".encode()
-        link = await store.link()
+        link = await store.link(key)
         await link.send([pack(("XREAD", "BLOCK", 5000, "STREAMS", key, "0-0"))])
         reading = asyncio.create_task(link.read(7.0))
         await store.call("XADD", key, "1-0", "t", "x")
@@ -134,14 +141,14 @@ class TestLinks:
         await link.aclose()
 
     async def test_a_read_that_finds_nothing_is_none(self, store: Store, namespace: str) -> None:
-        link = await store.link()
+        link = await store.link(f"{namespace}:s".encode())
         assert await link.call("XREAD", "BLOCK", 20, "STREAMS", f"{namespace}:s", "0-0", deadline=2.0) is None
         assert store.stats.links == 1
         await link.aclose()
         assert store.stats.links == 0
 
     async def test_a_late_reply_closes_the_link(self, store: Store, namespace: str) -> None:
-        link = await store.link()
+        link = await store.link(f"{namespace}:s".encode())
         with pytest.raises(StoreUnavailable, match="in time"):
             await link.call("XREAD", "BLOCK", 2000, "STREAMS", f"{namespace}:s", "0-0", deadline=0.05)
         with pytest.raises(StoreUnavailable):
@@ -151,7 +158,7 @@ class TestLinks:
         assert await store.call("PING") == b"PONG"
 
     async def test_a_cancelled_read_closes_the_link(self, store: Store, namespace: str) -> None:
-        link = await store.link()
+        link = await store.link(f"{namespace}:s".encode())
         reading = asyncio.create_task(link.call("XREAD", "BLOCK", 2000, "STREAMS", f"{namespace}:s", "0", deadline=5.0))
         await asyncio.sleep(0.05)
         reading.cancel()
@@ -162,7 +169,7 @@ class TestLinks:
         assert store.interruptions == 0
 
     async def test_closing_wakes_the_reader(self, store: Store, namespace: str) -> None:
-        link = await store.link()
+        link = await store.link(f"{namespace}:s".encode())
         reading = asyncio.create_task(link.call("XREAD", "BLOCK", 0, "STREAMS", f"{namespace}:s", "0", deadline=60.0))
         await asyncio.sleep(0.05)
         await link.aclose()
@@ -218,7 +225,7 @@ class TestCancellation:
             done = await asyncio.gather(*calls, return_exceptions=True)
             assert {type(one) for one in done} <= {bool, asyncio.CancelledError}, [d for d in done if d is not True][:3]
             assert all(one for one in done if not isinstance(one, BaseException))
-        assert store.stats.connections <= 3
+        assert store.stats.connections <= 3 * store.stats.servers
         assert store.stats.in_use == store.stats.waiting == 0
         assert store.interruptions == 0
 
@@ -286,13 +293,17 @@ def test_it_is_the_same_on_uvloop(redis7: RedisServer, redis7_tls: RedisServer, 
 async def _echoes(store: Store, namespace: str, n: int) -> bool:
     key = f"{namespace}:{n}".encode()
     first = await store.script(ECHO, [key], [n, "a"])
-    second = await store.call("ECHO", f"e{n}")
-    third = await store.pipeline([("ECHO", n), ("ECHO", -n)])
+    second = await store.call(*_say(key, f"e{n}"))
+    third = await store.pipeline([_say(key, n), _say(f"{namespace}:{-n}".encode(), -n)])
     return (first, second, third) == (
         [key, b"%d" % n, b"a"],
         b"e%d" % n,
         [b"%d" % n, b"%d" % -n],
     )
+
+
+def _say(key: bytes, word: str | int) -> tuple[str | int | bytes, ...]:
+    return ("EVAL", "return ARGV[1]", 1, key, word)
 
 
 class TestSilence:
@@ -435,6 +446,18 @@ class TestUrls:
             "rediss://h?ssl_ca_certs=/does/not/exist.pem",
             "rediss://h?ssl_cert_reqs=maybe",
             "unix://relative",
+            "redis+cluster://",
+            "redis+cluster://h,,i",
+            "redis+cluster://h:99999",
+            "redis+cluster://h:1,h/2",
+            "redis+cluster://h/3",
+            "redis+cluster://h?db=0",
+            "redis+cluster://h?ssl_ca_certs=x",
+            "redis+sentinel://h",
+            "redis+sentinel://h/",
+            "redis+sentinel://h/main/name",
+            "redis+sentinel://h/main/0/1",
+            "rediss+sentinel://h/main?ssl_ca_certs=/does/not/exist.pem",
         ],
     )
     async def test_a_url_that_cannot_be_used_says_what_can(self, url: str) -> None:
@@ -448,6 +471,9 @@ class TestUrls:
             "redis://user:hunter2@127.0.0.1:1/0",
             "redis://:hunter2@127.0.0.1:1/0",
             "redis://user:hunter2@h:99999",
+            "redis+cluster://user:hunter2@127.0.0.1:1,127.0.0.1:2",
+            "redis+cluster://user:hunter2@h:x",
+            "redis+sentinel://user:hunter2@127.0.0.1:1/main?sentinel_password=hunter2",
             "hunter2://x",
             "redis://:hunter2@h/x",
             "rediss://:hunter2@h?ssl_ca_certs=/none&ssl_password=hunter2",
@@ -457,6 +483,19 @@ class TestUrls:
         with pytest.raises((InvalidRequest, StoreUnavailable)) as caught:
             await Store.connect(url, _settings())
         assert "hunter2" not in f"{caught.value!r} {caught.value}"
+
+    def test_several_hosts(self, tmp_path: Path) -> None:
+        cluster = parse("redis+cluster://us%40er:p%2Cw@a:1,[::1]:2,c", tmp_path)
+        assert (cluster.kind, cluster.seeds) == ("cluster", (("a", 1), ("::1", 2), ("c", 6379)))
+        assert (cluster.username, cluster.password, cluster.tls) == ("us@er", "p,w", None)
+        assert cluster.shown == "redis+cluster://a:1,[::1]:2,c:6379"
+        url = "rediss+sentinel://:pw@a,b:5/my%20main/3?sentinel_username=s&sentinel_password=t&ssl_cert_reqs=none"
+        watched = parse(url, tmp_path)
+        assert (watched.seeds, watched.master, watched.db) == ((("a", 26379), ("b", 5)), "my main", 3)
+        of_master, of_sentinel = watched.at(("m", 7)), watched.sentinel_at(("a", 26379))
+        assert (of_master.host, of_master.port, of_master.db, of_master.password) == ("m", 7, 3, "pw")
+        assert (of_sentinel.username, of_sentinel.password, of_sentinel.db) == ("s", "t", 0)
+        assert of_master.tls is of_sentinel.tls is watched.tls is not None
 
     async def test_password_database_and_unix_socket(self, tmp_path: Path) -> None:
         sock = tmp_path / "r.sock"

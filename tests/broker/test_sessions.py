@@ -170,7 +170,7 @@ async def forgotten(play: Play) -> None:
     """Everything that anybody ever told of the session is lost."""
     keys = play.keys
     every = (keys.session, keys.session_runs, keys.session_open, keys.session_messages, keys.session_events)
-    await play.store.call("DEL", *[key_of(play.sid) for key_of in every], keys.sessions("index"))
+    await play.store.pipeline([("DEL", *[key_of(play.sid) for key_of in every]), ("DEL", keys.sessions("index"))])
 
 
 async def test_a_teller_who_died_before_the_index_is_made_up_for(play: Play) -> None:
@@ -286,7 +286,9 @@ async def test_a_released_reservation_frees_the_session(play: Play) -> None:
 async def test_a_reservation_of_a_dead_process_lapses(play: Play) -> None:
     assert await play.sessions.reserve(play.sid, "dead") is None
     assert await play.sessions.reserve(play.sid, "b") == "dead"
-    await play.store.call("ZINCRBY", play.keys.session_open(play.sid), -play.store.settings.requeue_after - 5, "dead")
+    held = play.keys.session_open(play.sid)
+    since = float(await play.store.call("ZSCORE", held, "dead"))
+    await play.store.call("ZADD", held, since - play.store.settings.requeue_after - 5, "dead")
     assert await play.sessions.reserve(play.sid, "b") is None
 
 

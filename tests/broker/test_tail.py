@@ -60,7 +60,7 @@ async def test_who_comes_later_with_more_to_catch_up_disturbs_nobody(b: Broker, 
 
 async def test_who_leaves_leaves_the_others_where_they_are(b: Broker, key: bytes) -> None:
     ahead, behind = Ear(b, key, 5), Ear(b, key)
-    lane = b.tail._lanes[0] if key in b.tail._lanes[0].streams else b.tail._lanes[-1]
+    lane = b.tail._lane_of(key)
     await until(lambda: lane._blocked)
     behind.subscription.close()
     behind.subscription.close()

@@ -146,7 +146,7 @@ async def test_the_lanes_follow_the_bus_only_while_somebody_listens(
 ) -> None:
     def following() -> int:
         """Subscriptions of the bus, of which each partition has one that tells the sessions, all the time."""
-        return sum(len(several) for lane in broker.tail._lanes for several in lane.streams.values())
+        return sum(len(several) for lane in broker.tail._lanes.values() for several in lane.streams.values())
 
     partitions = broker.keys.partitions
     await eventually(lambda: following() == partitions)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests import servers
+from tests.clusters import ClusterServers
 from tests.ops.conftest import Command
 from tests.servers import RedisServer
 
@@ -207,3 +208,11 @@ def test_the_places_of_files_are_told(runcast: Command, tmp_path: Path) -> None:
     found = {f["subject"]: f for f in runcast("doctor", "--json").lines}
     assert found["workspaces"]["state"] == found["artifacts"]["state"] == "ok"
     assert found["artifacts"]["found"].startswith(str(tmp_path / "data" / "artifacts"))
+
+
+def test_every_primary_of_a_cluster_is_looked_at(runcast: Command, redis7_cluster: ClusterServers) -> None:
+    _, found = findings(runcast, "--redis", redis7_cluster.url)
+    for subject in ("server", "persistence", "memory"):
+        assert len(found[subject]) == 3, found[subject]
+        shown = {finding["found"].rpartition(":")[2].rstrip(")") for finding in found[subject]}
+        assert shown == {str(node.port) for node in redis7_cluster.primaries}

@@ -59,8 +59,10 @@ async def sees(page: Any) -> dict[str, Any]:
     return seen
 
 
-async def reloads(page: Any) -> None:
-    """A reload loses nothing."""
+async def reloads(page: Any, person: Person) -> None:
+    """A reload loses nothing. To be called where nothing more happens before a person does something."""
+    told = len((await person.sees())["history"])
+    await expect(page.locator("#history .told")).to_have_count(told)
     before = await sees(page)
     await page.reload()
     for _ in range(100):
@@ -93,8 +95,9 @@ async def test_one_approves_and_everybody_sees_it(
             await shows(screen, step(2, ".step-state"), "Running")
             await shows(screen, step(2, ".live-output"), "w1 w2 w3")  # what its own run says, as it comes
             await shows(screen, step(2, ".ask[data-state=open]"), "Which colour?")
+            await shows(screen, "#history", "Step 2 asks")  # the last thing that happens before an answer
         await expect(page.locator(step(2, ".step-title"))).to_be_focused()  # the button is gone, the place is kept
-        await reloads(second)
+        await reloads(second, person)
         await second.click(step(2, ".ask-buttons >> text=green"))
         for screen in (page, second):
             await shows(screen, "#connection", "complete")
@@ -105,7 +108,7 @@ async def test_one_approves_and_everybody_sees_it(
             await shows(screen, "#tasks", "Completed · 3 of 3")
         assert await page.locator("#cancel").is_hidden()
         assert await sees(page) == await sees(second)
-        await reloads(page)
+        await reloads(page, person)
         told = [entry["what"] for entry in (await person.sees())["history"]]
         assert await page.locator("#history li").count() == len(told)
         await shows(page, "#history", "Step 2 was approved by bob")
@@ -134,7 +137,7 @@ async def test_a_step_is_rejected_edited_and_retried(
         await shows(page, step(2, ".step-decided"), "Rejected: too <much>")
         await expect(page.locator("dialog")).to_have_count(0)
         await expect(page.locator(step(2, ".step-title"))).to_be_focused()
-        await reloads(page)
+        await reloads(page, person)
 
         await page.click(step(2, ".step-actions >> text=Edit…"))
         await page.fill("dialog textarea", "Change half of it.")
@@ -159,7 +162,7 @@ async def test_a_step_is_rejected_edited_and_retried(
         await page.click(step(2, ".step-actions >> text=Approve"))
         await shows(page, step(2, ".step-error"), "it did not work (no_luck)")
         await shows(page, "#halted-text", "Step 2: it did not work (no_luck)")
-        await reloads(page)
+        await reloads(page, person)
         await page.click(step(2, ".step-actions >> text=Retry"))
         await shows(page, step(2, ".step-result"), "CHANGE HALF OF IT.")
         await shows(page, "#status", "Completed")
@@ -180,7 +183,7 @@ async def test_what_is_decided_without_a_worker_stays_decided(
     for n in (1, 2, 3):
         await shows(page, step(n, ".step-state"), "Approved, not begun")
     assert await page.locator("#approve-all").is_hidden()
-    await reloads(page)
+    await reloads(page, person)
     await expect(page.locator(step(1, ".step-actions button:visible"))).to_have_text(["Reject…"])
     async with working():
         await shows(page, step(4, ".step-state"), "Waits for approval")
@@ -190,7 +193,7 @@ async def test_what_is_decided_without_a_worker_stays_decided(
         await page.click("dialog .strong")
         await shows(page, step(4, ".step-state"), "Left out")
         await shows(page, "#status", "Completed")
-        await reloads(page)
+        await reloads(page, person)
 
 
 async def test_a_task_is_made_with_the_keyboard(page: Any, address: str, person: Person, working: Working) -> None:
@@ -263,7 +266,8 @@ async def test_the_planning_is_watched_and_what_hermes_asks_is_answered(
         await page.goto(f"{address}/workspace/tasks/{person.task_id}")
         await shows(page, step(1, ".ask-command"), "rm -rf build")
         await shows(page, step(1, ".live-output"), "w1 w2")
-        await reloads(page)
+        await shows(page, "#history", "asks for an approval")  # the last thing that happens before an answer
+        await reloads(page, person)
         await page.click(step(1, ".ask >> text=Deny"))
         await shows(page, step(1, ".step-result"), "[approval: deny]")
     [answered] = [e for e in (await person.sees())["history"] if e["what"] == "input_answered"]
