@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -135,10 +136,13 @@ def _server(scheme: str, url: str) -> Target:
 
 
 def _several(scheme: str, url: str) -> Target:
-    parts = urlsplit(url)
+    named, _, rest = url.partition("://")
+    netloc = re.split("[/?#]", rest, maxsplit=1)[0]
+    # Without the hosts: `urlsplit` refuses brackets behind the first one.
+    parts = urlsplit(f"{named}://hosts{rest.removeprefix(netloc)}")
     options = _options(scheme, parts)
     kind: Literal["cluster", "sentinel"] = "cluster" if scheme.endswith("cluster") else "sentinel"
-    account, _, hosts = parts.netloc.rpartition("@")
+    account, _, hosts = netloc.rpartition("@")
     username, _, password = account.partition(":")
     seeds = tuple(_address(host, _PORTS[kind]) for host in hosts.split(","))
     names = [unquote(name) for name in parts.path.split("/") if name]

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from broker import tracing
 from broker.redis import Store
 from broker.settings import Settings
-from tests.clusters import ClusterServers, SentinelServers
+from tests.clusters import CALM_MS, ClusterServers, SentinelServers
 from tests.object_server import ObjectServer, weed_binary
 from tests.servers import Certificates, RedisServer, redis_binary
 
@@ -79,14 +79,18 @@ def redis7_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster
     """A Redis Cluster of the session, shared: do not stop its nodes (``own_cluster`` is for that). TLS too."""
     _needs_redis()
     certificates = Certificates.create(tmp_path_factory.mktemp("certificates"))
-    servers = ClusterServers(tmp_path_factory.mktemp("redis7-cluster"), certificates=certificates)
+    servers = ClusterServers(
+        tmp_path_factory.mktemp("redis7-cluster"), certificates=certificates, node_timeout_ms=CALM_MS
+    )
     yield from _while_it_runs(servers)
 
 
 @pytest.fixture(scope="session")
 def valkey_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterServers]:
     """The same of Valkey servers."""
-    yield from _while_it_runs(ClusterServers(tmp_path_factory.mktemp("valkey-cluster"), binary=valkey_binary()))
+    yield from _while_it_runs(
+        ClusterServers(tmp_path_factory.mktemp("valkey-cluster"), binary=valkey_binary(), node_timeout_ms=CALM_MS)
+    )
 
 
 @pytest.fixture(scope="session")

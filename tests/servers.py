@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import random
 import shutil
 import signal
 import socket
@@ -24,6 +25,10 @@ from pathlib import Path
 __all__ = ["Certificates", "Proxy", "RedisServer", "alive", "eventually", "free_port", "redis_binary", "silent_host"]
 
 _PR_SET_PDEATHSIG = 1
+_LISTENERS = range(10_100, 30_000)
+_handed_out: set[int] = set()
+_chance = random.SystemRandom()
+"""Hypothesis seeds the other one, equally in every process."""
 
 
 def redis_binary() -> str | None:
@@ -32,10 +37,19 @@ def redis_binary() -> str | None:
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+    """A port to listen on, also later and again after a restart.
+
+    Not one that the kernel would give: it gives those (from 32768 on) to any outgoing connection too, before the server
+    is there or while it is down. No port twice in one process; others choose at random as well.
+    """
+    while True:
+        port = _chance.choice(_LISTENERS)
+        if port in _handed_out:
+            continue
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            _handed_out.add(port)
+            return port
 
 
 def alive(pid: int) -> bool:

@@ -29,12 +29,12 @@ async def pinging(exchange: Exchange) -> None:
 @pytest.mark.parametrize(
     ("play", "settings", "code", "kept"),
     [
-        (hold, {"first_token": 0.3}, "llm_timeout", []),
-        (silent_after(*CLAUDE[:3]), {"first_token": 0.3}, "llm_timeout", []),
-        (pinging, {"first_token": 0.3}, "llm_timeout", []),
-        (silent_after(*CLAUDE[:4]), {"silence": 0.3}, "llm_silent", WORDS[:1]),
-        (silent_after(*CLAUDE[:4]), {"timeout": 0.5}, "llm_timeout", WORDS[:1]),
-        (hold, {"timeout": 0.3, "first_token": 0}, "llm_timeout", []),
+        (hold, {"first_token": 0.8}, "llm_timeout", []),
+        (silent_after(*CLAUDE[:3]), {"first_token": 0.8}, "llm_timeout", []),
+        (pinging, {"first_token": 0.8}, "llm_timeout", []),
+        (silent_after(*CLAUDE[:4]), {"silence": 1.0}, "llm_silent", WORDS[:1]),
+        (silent_after(*CLAUDE[:4]), {"timeout": 1.5}, "llm_timeout", WORDS[:1]),
+        (hold, {"timeout": 0.8, "first_token": 0}, "llm_timeout", []),
     ],
     ids=["no-head", "no-token", "pings", "silent", "total", "total-before"],
 )
@@ -134,7 +134,7 @@ async def test_a_cancel_cuts_a_wait_for_another_attempt_short(staging: Staging) 
 
 async def test_a_deadline_closes_the_request(staging: Staging) -> None:
     async with serve(silent_after(*CHAT[:3])) as endpoint, staging(endpoint.url) as stage:
-        entries = await stage.run(deadline_s=0.5)
+        entries = await stage.run(deadline_s=2.0)
         await asyncio.wait_for(endpoint.exchanges[0].gone.wait(), 2)
     assert fence(entries)[:2] == ("failed", "deadline")
     assert texts(entries) == WORDS[:2]
