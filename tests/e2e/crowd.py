@@ -85,8 +85,18 @@ async def start_run(broker: api.Broker, run_id: str | None = None) -> Publisher:
 class Crowd:
     """``viewers`` that join within the run's first three quarters; ``disturb`` is called after a third of it."""
 
-    def __init__(self, url: str, settings: Settings, ports: list[int], *, viewers: int, rate: int, seconds: float):
-        self.url, self.settings, self.ports = url, settings, ports
+    def __init__(
+        self,
+        url: str,
+        settings: Settings,
+        ports: list[int],
+        *,
+        viewers: int,
+        rate: int,
+        seconds: float,
+        spectator: type[Spectator] = Spectator,
+    ) -> None:
+        self.url, self.settings, self.ports, self._spectator = url, settings, ports, spectator
         self.count, self.rate, self.seconds = viewers, rate, seconds
         self.viewers: list[Spectator] = []
         self.published = 0
@@ -110,7 +120,7 @@ class Crowd:
             async with asyncio.timeout(60):
                 await asyncio.gather(*watching)
             self.epoch = publisher.epoch
-            truth = Spectator(publisher.run_id, self.ports, after=0)
+            truth = self._spectator(publisher.run_id, self.ports, after=0)
             async with asyncio.timeout(60):
                 await truth.watch()
             self.truth = truth.lives[0]
@@ -124,7 +134,7 @@ class Crowd:
                 return  # behind after an outage: viewers join all the same
 
     def _join(self, publisher: Publisher) -> Spectator:
-        viewer = Spectator(publisher.run_id, self._rng.sample(self.ports, len(self.ports)), after=0)
+        viewer = self._spectator(publisher.run_id, self._rng.sample(self.ports, len(self.ports)), after=0)
         start = self._rng.choice([0, self._rng.randint(0, publisher.last), publisher.last])
         viewer.lives[0].start, viewer.last_id = start, f"{publisher.run_id}:{start}"
         self.viewers.append(viewer)
@@ -146,7 +156,7 @@ class Crowd:
             final = viewer.lives[-1]
             assert final.last == self.last, told
             assert final.data == self.truth.data[final.start :], told
-            assert all(name == "reset" for name, _ in viewer.controls), told
+            assert all((name, fields["reason"]) == ("reset", "rewound") for name, fields in viewer.controls), told
             assert len(viewer.lives) <= 1 + len(self.rewound), told
         reset = [viewer for viewer in self.viewers if len(viewer.lives) > 1]
         for viewer in reset:

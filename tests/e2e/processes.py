@@ -140,6 +140,7 @@ class SseViewer:
         self.ended = False
         self.connections = 0
         self.statuses: list[int] = []
+        self.head = b""
         self._writer: asyncio.StreamWriter | None = None
 
     def cut(self) -> None:
@@ -152,8 +153,11 @@ class SseViewer:
             with contextlib.suppress(OSError, asyncio.IncompleteReadError, ValueError):
                 await self._once()
             if not self.ended:
-                await asyncio.sleep(self.retry)
+                await self._pause()
         return self
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(self.retry)
 
     async def _once(self) -> None:
         port = self.ports[self.connections % len(self.ports)]
@@ -162,9 +166,11 @@ class SseViewer:
         self._writer = writer
         try:
             head = f"GET /v1/runs/{self.run_id}/stream?{self.query} HTTP/1.1\r\nHost: x\r\n"
+            head += "Accept: text/event-stream\r\n"
             head += f"Last-Event-ID: {self.last_id}\r\n" if self.last_id else ""
             writer.write(head.encode() + b"\r\n")
-            status = int((await reader.readuntil(b"\r\n\r\n")).split(b" ", 2)[1])
+            self.head = await reader.readuntil(b"\r\n\r\n")
+            status = int(self.head.split(b" ", 2)[1])
             self.statuses.append(status)
             if status == 204:
                 self.ended = True

@@ -24,8 +24,8 @@ from tests.e2e.nestjs import NestProxy
 from tests.e2e.processes import http_json
 from tests.e2e.test_nginx import CONFIGURATION, _nginx, _wait_for
 from tests.gateways import GatewayProcess, Response, say
-from tests.ops.test_deploy import configured
 from tests.servers import die_with_parent, free_port
+from tests.shipped_nginx import configured
 from tests.webui.wire import until_wire
 
 pytestmark = pytest.mark.timeout(240)  # the first test on a machine waits for npm
