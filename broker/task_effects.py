@@ -38,9 +38,7 @@ def _approve(task: Task, step: Step, change: Change) -> tuple[Step, _Detail]:
 
 
 def _approval(step: Step, change: Change) -> Step:
-    return _changed(
-        step, state="approved", approved_by=change.by, approved_at=change.at, reason=change.reason or step.reason
-    )
+    return _changed(step, state="approved", approved_by=change.by, approved_at=change.at, reason=change.reason)
 
 
 def _reject(task: Task, step: Step, change: Change) -> tuple[Step, _Detail]:
@@ -64,7 +62,8 @@ def _edit(task: Task, step: Step, change: Change) -> tuple[Step, _Detail]:
         given["approval"] = step.approval or risky
     was = {name: getattr(step, name) for name, value in given.items() if getattr(step, name) != value}
     # What was approved was another text.
-    edited = _changed(step, **given, revision=step.revision + 1, approved_by=None, approved_at=None)
+    fresh = {"approved_by": None, "approved_at": None, "reason": change.reason}
+    edited = _changed(step, **given, **fresh, revision=step.revision + 1)
     if edited.state == "waiting" and not edited.approval:
         edited = _changed(edited, state="pending")
     return edited, {"changed": was}
@@ -202,7 +201,9 @@ def _retry(task: Task, change: Change) -> tuple[Task, _Detail]:
         fresh = {"plan_trouble": None, "plan_tries": 0, "plan_lost": 0, "plan_errors": (), "planning_run_id": None}
         return _changed(task, **fresh), {"step": None}
     step = task.steps[halt.step - 1]
-    again = _changed(step, state=_ready(step), lost=0, asks=())
+    # Why it was rejected is no reason of what comes now; why it was approved still is.
+    reason = None if step.state == "rejected" else step.reason
+    again = _changed(step, state=_ready(step), lost=0, asks=(), reason=reason)
     return with_steps(task, again), {"step": step.n}
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from broker.errors import BadRequest, InvalidRequest, ItemTooBig
 from broker.ids import check_id
-from broker.task_model import Options, PlannedStep, Risk, Step, Task, needs_approval
+from broker.task_model import TASK_RUNNER, Options, PlannedStep, Risk, Step, Task, needs_approval
 
 __all__ = [
     "GOAL_MAX",
@@ -58,6 +58,9 @@ class TaskRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fiel
     def check(self) -> None:
         """What the types do not say. Raises ``InvalidRequest``, ``ItemTooBig``, ``InvalidId``, naming the field."""
         check_text(self.goal, GOAL_MAX, "goal")
+        for field, runner in (("runner", self.runner), ("planner", self.planner)):
+            if runner == TASK_RUNNER:
+                raise InvalidRequest(f"“{runner}” is the runner of tasks themselves: a step is no task", field=field)
         check_text(self.by, _BY_MAX, "by", empty=True)
         _check_metadata(self.metadata, "metadata")
         if self.session_id is not None:

@@ -8,7 +8,7 @@ it again, in the same order. So whoever was answered “done” is obeyed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -53,7 +53,7 @@ RULES: dict[str, Rule] = {
     # A step.
     "step_waiting": _rule("pending", "waiting"),
     "step_approved": Rule(OPEN, "approved", people=True),
-    "step_rejected": _rule("pending waiting approved", "rejected", people=True),
+    "step_rejected": _rule("pending waiting approved failed", "rejected", people=True),
     "step_edited": _rule("pending waiting failed rejected", people=True),
     "step_started": _rule("pending approved", "running"),
     "step_restarted": _rule("running", "running"),
@@ -107,7 +107,7 @@ def _step(task: Task, change: Change, rule: Rule) -> Step:
             f"{change.revision}; look at it again"
         )
     if step.state not in rule.of:
-        raise StepConflict(f"step {step.n} is {_story(step)}: {_allowed(change.what, rule)}")
+        raise StepConflict(f"step {step.n} is {_story(step)}: it can be {_allowed(change.what, rule)}")
     return step
 
 
@@ -119,8 +119,8 @@ def _story(step: Step) -> str:
 
 
 def _allowed(what: str, rule: Rule) -> str:
-    states = sorted(rule.of)
-    return f"{what.replace('_', ' ')} is for one that is {' or '.join(states)}"
+    *states, last = (state for state in get_args(State) if state in rule.of)
+    return f"{what.removeprefix('step_')} while it is {' or '.join([', '.join(states), last] if states else [last])}"
 
 
 def _told(task: Task, change: Change, detail: dict[str, Any]) -> Task:

@@ -130,6 +130,10 @@ class TaskFold:
         self.steps: dict[int, dict[str, Any]] = {}
         self.history: list[dict[str, Any]] = []
 
+    @property
+    def version(self) -> int:
+        return 0 if self.task is None else int(self.task["version"])
+
     def add(self, fields: Mapping[str, Any]) -> None:
         name, version = fields.get("name"), fields.get("version")
         if not isinstance(name, str) or not name.startswith(PREFIX) or not isinstance(version, int):

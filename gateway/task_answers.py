@@ -20,7 +20,8 @@ class CreatedTask(msgspec.Struct, kw_only=True):
 
 
 class TaskView(msgspec.Struct, kw_only=True):
-    """A task as its stream tells it. ``steps`` and ``history`` are left out of lists."""
+    """A task as its stream tells it, and what is decided beyond (steps that are ``pending``, ``decisions``). ``steps``,
+    ``history`` and ``decisions`` are left out of lists."""
 
     task_id: str
     goal: str
@@ -39,9 +40,11 @@ class TaskView(msgspec.Struct, kw_only=True):
     last_seq: int
     run_status: str
     cancel_requested: bool
+    pending_decisions: int
     stream_url: str
     steps: list[dict[str, Any]] | UnsetType = UNSET
     history: list[dict[str, Any]] | UnsetType = UNSET
+    decisions: list[dict[str, Any]] | UnsetType = UNSET
 
 
 class TaskPage(msgspec.Struct, kw_only=True):

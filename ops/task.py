@@ -20,7 +20,7 @@ from broker.task_plan import TaskRequest
 from ops.exits import Exit, exit_of_status
 from ops.follow import Interrupts
 from ops.options import json_option, load_settings, redis_option
-from ops.task_lines import event_lines, step_lines, task_line
+from ops.task_lines import decision_line, event_lines, step_lines, task_line
 from ops.terminal import Terminal, printable
 
 __all__ = ["task"]
@@ -53,7 +53,11 @@ def _me(by: str | None) -> str:
 
 @task.command("new")
 @click.argument("goal")
-@click.option("--plan", type=click.Path(path_type=Path), help="A JSON file with the steps. Left out: Hermes plans.")
+@click.option(
+    "--plan",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A JSON file with the steps. Left out: Hermes plans.",
+)
 @click.option("--runner", default="hermes", show_default=True, help="Who does the steps.")
 @click.option("--planner", help="Who makes the plan.  [default: the runner]")
 @click.option("--approval-from", type=click.Choice(RISKS), default="medium", show_default=True)
@@ -142,6 +146,8 @@ def show(task_id: str, as_json: bool, redis_url: str | None) -> Exit:
     terminal.styled(task_line(found), _STYLES.get(found["status"], ""))
     if found["halted"]:
         terminal.styled(printable(f"halted: {found['halted']['code']}: {found['halted']['message']}"), "bold red")
+    for decision in found["decisions"]:
+        terminal.line(decision_line(decision))
     for step in found["steps"]:
         first, *rest = step_lines(step)
         terminal.styled(first, _STYLES.get(step["state"], ""))

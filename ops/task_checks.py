@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Sequence
 
 from broker.redis import Store
 from broker.settings import Settings
 from ops.findings import Finding, State
+from workers.tasks.checkpoints import Checkpoints
 from workers.tasks.hosts import Host, task_hosts
 
 __all__ = ["check_tasks", "of_hosts"]
@@ -21,21 +23,26 @@ async def check_tasks(store: Store, settings: Settings) -> list[Finding]:
     existing = next(p for p in (path, *path.parents) if p.exists())
     if settings.tasks and not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
         return [Finding("tasks", State.WRONG, f"{path} cannot be written", "set RUNCAST_TASKS_DIR")]
-    return [of_hosts(await task_hosts(store), str(path) if settings.tasks else "")]
+    identity = await asyncio.to_thread(Checkpoints(path).known_identity) if settings.tasks else None
+    return [of_hosts(await task_hosts(store), str(path) if settings.tasks else "", identity)]
 
 
-def of_hosts(hosts: Sequence[Host], path: str) -> Finding:
-    """``path``: where this host would keep checkpoints; empty: it works on no tasks."""
+def of_hosts(hosts: Sequence[Host], path: str, identity: str | None = None) -> Finding:
+    """``path``: where this host would keep checkpoints, and the ``identity`` of that directory (``None``: no worker has
+    used it yet); empty: it works on no tasks."""
     here = f"checkpoints in {path}" if path else "a worker here works on none (RUNCAST_TASKS=0)"
     if not hosts:
         return Finding("tasks", State.OK, f"{here}; no worker has said that it works on tasks", _SHARE)
     names = sorted({host.name for host in hosts})
+    places = "; ".join(f"{host.name}: {host.path}" for host in hosts)
     if len({host.identity for host in hosts}) > 1:
-        places = "; ".join(f"{host.name}: {host.path}" for host in hosts)
         found = (
             f"several task paths that are not the same directory ({places}): a task waits for the host that began it"
         )
         return Finding("tasks", State.WRONG, found, _SHARE)
+    if path and identity not in {host.identity for host in hosts}:
+        found = f"{here}, which is not the directory of the workers that there are ({places})"
+        return Finding("tasks", State.NOTE, found, _SHARE)
     shared = (
         f"{len(names)} hosts share it ({', '.join(names)})"
         if len(names) > 1

@@ -7,7 +7,7 @@ from typing import Any
 
 from ops.terminal import printable
 
-__all__ = ["event_lines", "step_lines", "task_line"]
+__all__ = ["decision_line", "event_lines", "step_lines", "task_line"]
 
 _GOAL_MAX = 60
 
@@ -16,6 +16,14 @@ def task_line(task: Mapping[str, Any]) -> str:
     """A task on one line."""
     done = f"{task['steps_done']}/{task['steps_total']}" if task["steps_total"] else "-"
     return f"{task['task_id']}  {task['status']:<9}  {done:>5}  {_short(task['goal'])}"
+
+
+def decision_line(decision: Mapping[str, Any]) -> str:
+    """What somebody decided and no worker has obeyed yet."""
+    step = f" {decision['step']}" if decision["step"] is not None else ""
+    by = f" by {printable(decision['by'])}" if decision["by"] else ""
+    reason = f": {_short(decision['reason'])}" if decision["reason"] else ""
+    return f"decided, waits for a worker: {decision['what'].replace('_', ' ')}{step}{by}{reason}"
 
 
 def _short(text: str) -> str:

@@ -51,9 +51,9 @@ _BACKOFF = 0.5
 
 
 class Worker:
-    """``run`` works until it was drained. ``sweep=False`` where something else in this process sweeps and writes the
-    audit's file. ``queue``, ``drain_s`` (seconds that runs get to end), ``slots``, ``running``: of a worker for
-    something else than runs."""
+    """``run`` works until it was drained. ``sweep=False`` where something else in this process sweeps, writes the
+    audit's file and measures the event loop. ``queue``, ``drain_s`` (seconds that runs get to end), ``slots``,
+    ``running``: of a worker for something else than runs."""
 
     def __init__(
         self,
@@ -122,6 +122,8 @@ class Worker:
         """Work until drained. Cancelled, it stops its runs at once, as by a second ``drain``."""
         self._slots.set(self.concurrency)
         self._at_work = True
+        if self._sweep:
+            self._broker.hub.tells_lag = False
         async with self._background():
             await self._announce("worker.started")
             try:
@@ -258,7 +260,8 @@ class Worker:
         while True:
             due = time.monotonic() + self._settings.beat
             await asyncio.sleep(self._settings.beat)
-            LOOP_LAG.observe(max(time.monotonic() - due, 0.0))
+            if self._sweep:
+                LOOP_LAG.observe(max(time.monotonic() - due, 0.0))
             await asyncio.gather(*(self._beat(e) for e in list(self._running.values()) if not e.done))
 
     async def _beat(self, execution: Execution) -> None:

@@ -17,7 +17,7 @@ from broker.errors import UnknownRequest
 from broker.task_decisions import Approve, ApproveUpTo, Cancel, Decision, Edit, Reject, Retry
 from broker.task_model import Change, Step, Task, status_of
 from broker.task_plan import TaskRequest
-from broker.tasks import LIMIT_MAX
+from broker.task_reading import LIMIT_MAX
 from gateway.answers import Answered, answer, iso
 from gateway.auth import check_cancel_token, principal_of
 from gateway.bodies import InputAnswer, json_body

@@ -47,6 +47,7 @@ export function explain(error) {
 
 export const runPath = (id) => `v1/runs/${encodeURIComponent(id)}`;
 export const taskPath = (id) => `v1/tasks/${encodeURIComponent(id)}`;
+export const taskPage = (id) => `workspace/tasks/${encodeURIComponent(id)}`;
 
 /** Random enough to name one attempt to start a run; `crypto.randomUUID` exists on secure origins only. */
 export function newKey() {

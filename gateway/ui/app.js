@@ -1,6 +1,6 @@
 // The page: starts runs, lists them, shows the one that the address names (`#run=ID`).
 
-import { explain, newKey, request } from "./api.js";
+import { at, explain, newKey, request, taskPage } from "./api.js";
 import { $, STATUS_MARKS, problem, set } from "./dom.js";
 import { ITEM_TYPES } from "./state.js";
 import { Watched, bottom, toNewest } from "./watched.js";
@@ -75,7 +75,6 @@ function newRow(id) {
   const row = document.createElement("li");
   row.dataset.id = id;
   row.innerHTML = '<a><span class="mark" aria-hidden="true"></span><span class="title"></span><span class="sub"></span></a>';
-  row.firstChild.href = `#run=${encodeURIComponent(id)}`;
   return row;
 }
 
@@ -84,6 +83,8 @@ function drawRun(row, run) {
   row.dataset.status = run.status;
   set(link.querySelector(".mark"), STATUS_MARKS[run.status] ?? "?");
   set(link.querySelector(".title"), run.title || run.run_id);
+  // A task's run has nothing to read but transitions: its page is that of the task.
+  link.href = run.runner === "task" ? at(taskPage(run.run_id)) : `#run=${encodeURIComponent(run.run_id)}`;
   set(link.querySelector(".sub"), `${run.status} · ${run.runner} · ${ago(run.created_at)}`);
   if (current?.id === run.run_id) link.setAttribute("aria-current", "true");
   else link.removeAttribute("aria-current");

@@ -1,20 +1,19 @@
 // What a task looks like, folded from the events of its stream. Pure: the view draws it.
 //
 // Each event has the task in short and the steps that changed, whole. So the newest word on each is how it stands, a
-// repetition does no harm, and where the head of the stream was trimmed nothing but history is lost.
+// repetition does no harm, and where the head of the stream was trimmed nothing but history is lost. What is decided and
+// not in the stream yet comes with the gateway's answer: the steps that are `pending`, and `decisions`.
 
 const STATUS_OF_FENCE = { final: "completed", failed: "failed", cancelled: "cancelled" };
-const OF_ALL = new Set(["created", "planned", "approved", "retried", "cancelled"]); // they may change any step
 const ENDED = new Set(["completed", "cancelled", "failed"]);
 const MAY = {
   approve: new Set(["pending", "waiting"]),
-  reject: new Set(["pending", "waiting", "approved"]),
+  reject: new Set(["pending", "waiting", "approved", "failed"]),
   edit: new Set(["pending", "waiting", "failed", "rejected"]),
 };
 
 export class TaskState {
   constructor() {
-    this.kept = new Map(); // decisions that the gateway has taken and the stream does not tell of yet, by step
     this.clear();
   }
 
@@ -23,6 +22,8 @@ export class TaskState {
     this.task = null;
     this.steps = new Map();
     this.history = [];
+    this.undone = []; // decisions that no worker has obeyed yet
+    this.viewed = 0; // the version of the gateway's answer: it has what the stream tells up to there, and more
     this.fresh = []; // entries that were not there when the page was opened, for whoever announces them
     this.failure = null;
   }
@@ -36,9 +37,11 @@ export class TaskState {
   }
 
   /** The answer of `GET /v1/tasks/{id}`. What the stream has told since counts more. */
-  take({ steps, history, ...task }) {
+  take({ steps, history, decisions = [], ...task }) {
     if (task.version < this.version || this.ended) return;
     this.task = task;
+    this.undone = decisions;
+    this.viewed = task.version;
     for (const step of steps) this.steps.set(step.n, step);
     // Where retention cut the stream this page may have seen more than the gateway can tell.
     if (history.length >= this.history.length) this.history = [...history];
@@ -52,7 +55,7 @@ export class TaskState {
   }
 
   #event({ name, version, at, by, reason, n, detail, task, step, steps }) {
-    if (!name.startsWith("task.") || !task || task.version < this.version) return;
+    if (!name.startsWith("task.") || !task || task.version < this.version || task.version <= this.viewed) return;
     this.task = { ...this.task, ...task };
     for (const told of steps ?? (step ? [step] : [])) this.steps.set(told.n, told);
     const known = this.history.at(-1)?.version ?? 0;
@@ -60,37 +63,26 @@ export class TaskState {
     const entry = { version, at, by, reason, detail, what: name.slice("task.".length), step: n };
     this.history.push(entry);
     this.fresh.push(entry);
+    const told = (it) => it.at === at && it.step === n && (it.what === entry.what || entry.what === "decision_refused");
+    if (this.undone.some(told)) this.undone = this.undone.filter((it) => !told(it));
   }
 
   #fence(type, item) {
     this.task = { ...this.task, status: STATUS_OF_FENCE[type], halted: null, current_step: null };
+    this.undone = [];
     if (type === "failed") this.failure = { code: item.code, message: item.message };
   }
 
   // What people decide.
 
-  /** The gateway has taken a decision when the task was of `version`; `steps` are those that it changes. */
-  keep(steps, version) {
-    for (const step of steps) this.kept.set(step.n, { version, step });
-    this.forget();
-  }
-
-  /** Leave out what the stream tells of by now. */
-  forget() {
-    for (const [n, { version }] of this.kept) if (this.ended || this.#touched(n, version)) this.kept.delete(n);
-  }
-
-  #touched(n, version) {
-    return this.history.some((e) => e.version > version && (e.step === n || (e.step === null && OF_ALL.has(e.what))));
-  }
-
-  /** The steps in their order, with what was decided about them. `kept`: no worker has obeyed it yet. */
+  /** The steps in their order. `pending`: with what was decided about them, and no worker has obeyed it yet. */
   get plan() {
-    const known = [...this.steps.values()].sort((a, b) => a.n - b.n);
-    return known.map((step) => {
-      const kept = this.kept.get(step.n);
-      return kept ? { ...step, ...kept.step, kept: true } : step;
-    });
+    return [...this.steps.values()].sort((a, b) => a.n - b.n);
+  }
+
+  /** Somebody has decided `what`, and no worker has obeyed it yet. */
+  decided(what) {
+    return this.undone.some((it) => it.what === what);
   }
 
   /** Whether people may do `what` with a step: approve, reject, edit. */
@@ -102,16 +94,16 @@ export class TaskState {
 
   /** Rejected, and the task goes on without it. */
   passed(step) {
-    const last = this.history.findLast((e) => e.step === step.n && e.what === "step_rejected");
-    return step.state === "rejected" && !step.kept && last?.detail?.then === "continue";
+    const last = [...this.history, ...this.undone].findLast((e) => e.step === step.n && e.what === "step_rejected");
+    return step.state === "rejected" && last?.detail?.then === "continue";
   }
 
   /** The number of the step that waits for somebody, 0: the task itself does; null: nothing does. */
   get waits() {
-    if (!this.task || this.ended) return null;
+    if (!this.task || this.ended || this.decided("cancelled")) return null;
     const asking = this.plan.find((step) => step.asks?.length && step.state === "running");
     if (asking) return asking.n;
-    if (this.task.status === "halted") return this.task.halted?.step ?? 0;
+    if (this.task.status === "halted") return this.decided("retried") ? null : (this.task.halted?.step ?? 0);
     const waiting = this.plan.find((step) => step.state === "waiting");
     return waiting ? waiting.n : null;
   }

@@ -69,7 +69,7 @@ export class StepCard {
   update(step, state, halted) {
     this.step = step;
     const passed = state.passed(step);
-    const marked = step.kept && step.state === "approved" ? "Approved, not begun" : stateWord(step.state);
+    const marked = step.pending && step.state === "approved" ? "Approved, not begun" : stateWord(step.state);
     Object.assign(this.element.dataset, { state: step.state, risk: step.risk });
     this.element.toggleAttribute("data-current", state.task.current_step === step.n);
     set(this.mark, STEP_MARKS[step.state] ?? String(step.n));
@@ -154,7 +154,7 @@ export class StepCard {
         { name: "reason", label: "Why", required: true, max: 2000, hint: "It stands in the history." },
         {
           name: "then", label: "What then", kind: "choice", value: "halt",
-          choices: [["halt", "The task halts there, to be edited or retried"], ["continue", "The task goes on without it"]],
+          choices: [["halt", "Halt there, to edit or retry it"], ["continue", "Go on without it"]],
         },
       ],
       action: "Reject",

@@ -1,11 +1,14 @@
 // A task on the page: its head, its plan of steps, and its history. Touches only what differs.
 
-import { at } from "./api.js";
+import { at, taskPage } from "./api.js";
 import { $, make, set } from "./dom.js";
 import { Live } from "./task_live.js";
 import { StepCard } from "./task_steps.js";
-import { RISKS, TASK_MARKS, byWhom, clock, statusWord, story } from "./task_words.js";
+import { RISKS, TASK_MARKS, byWhom, clock, statusWord, story, undoneStory } from "./task_words.js";
 import { duration, plural } from "./words.js";
+
+const PATIENCE = 1500; // milliseconds in which a worker that is there obeys: until then nobody is told that none is
+const STANDS_STILL = new Set(["queued", "waiting", "halted"]);
 
 export class TaskView {
   /** `task` sends what people decide; `live`: what the view of a step's run needs. */
@@ -14,6 +17,7 @@ export class TaskView {
     this.live = live;
     this.cards = new Map();
     this.told = 0;
+    this.undoneSince = null;
     this.planning = new Live({ own: "plan", ...live });
     $("planning-live").replaceChildren(this.planning.asks, this.planning.element);
     $("steps").replaceChildren();
@@ -36,7 +40,9 @@ export class TaskView {
   /** The clocks. */
   tick(state) {
     for (const live of this.lives) live.tick();
-    if (state.task) set($("facts"), facts(state));
+    if (!state.task) return;
+    set($("facts"), facts(state));
+    this.#undone(state);
   }
 
   /** The keyboard goes to what waits for a person. */
@@ -49,26 +55,49 @@ export class TaskView {
     const { task } = state;
     set($("task-title"), task.goal);
     const waits = state.waits ?? (this.planning.waiting.length ? 0 : null);
-    document.title = `${waits === null ? (TASK_MARKS[task.status] ?? "") : "?"} ${task.goal.slice(0, 80)} · Runcast`;
-    set($("status"), task.cancel_requested && !state.ended ? "Cancelling" : statusWord(task.status));
-    $("status").dataset.status = task.status;
+    const decided = state.undone.length > 0 && STANDS_STILL.has(task.status);
+    const mark = waits !== null ? "?" : decided ? "…" : (TASK_MARKS[task.status] ?? "");
+    document.title = `${mark} ${task.goal.slice(0, 80)} · Runcast`;
+    const cancelling = !state.ended && (task.cancel_requested || state.decided("cancelled"));
+    const awaits = decided && waits === null;
+    set($("status"), cancelling ? "Cancelling" : awaits ? "Decided" : statusWord(task.status));
+    $("status").dataset.status = awaits ? "queued" : task.status;
     set($("facts"), facts(state));
     keep($("task-title"), () => {
       $("waits").hidden = waits === null;
       set($("waits"), waits ? `Step ${waits} waits for you` : "It waits for you");
-      $("cancel").hidden = state.ended;
+      $("cancel").hidden = state.ended || cancelling;
     });
-    $("whole-goal").hidden = task.goal.length < 120 && !task.goal.includes("\n");
-    set($("whole-goal-text"), task.goal);
+    this.#goal(task.goal);
     this.#halt(state);
+    this.#undone(state);
     progress(state);
+  }
+
+  /** The title has two lines. Where the goal has more, all of it is one click away. */
+  #goal(goal) {
+    const key = `${innerWidth} ${goal}`;
+    if (key === this.goal) return;
+    this.goal = key;
+    const title = $("task-title");
+    $("whole-goal").hidden = title.scrollHeight <= title.clientHeight + 2 && !goal.includes("\n");
+    set($("whole-goal-text"), goal);
+  }
+
+  /** What is decided and waits for a worker. Where one is there it is obeyed before anybody could read this. */
+  #undone({ undone }) {
+    if (!undone.length) this.undoneSince = null;
+    else this.undoneSince ??= performance.now();
+    const long = undone.length > 0 && performance.now() - this.undoneSince >= PATIENCE;
+    set($("undone-text"), long ? undoneStory(undone) : "");
+    $("undone").hidden = !long;
   }
 
   #halt(state) {
     const halted = state.ended ? state.failure : state.task.halted;
     keep($("task-title"), () => {
       $("halted").hidden = !halted;
-      $("retry").hidden = state.ended || !halted;
+      $("retry").hidden = state.ended || !halted || state.decided("retried");
     });
     if (!halted) return;
     const where = halted.step ? `Step ${halted.step}: ` : "";
@@ -94,8 +123,8 @@ export class TaskView {
         card = new StepCard(step.n, this.task, this.live);
         this.cards.set(step.n, card);
       }
-      const halted = !state.ended && state.task.halted?.step === step.n;
-      const key = [state.steps.get(step.n), state.kept.get(step.n), state.task.status, state.task.current_step, halted];
+      const halted = !state.ended && state.task.halted?.step === step.n && !state.decided("retried");
+      const key = [step, state.undone, state.task.status, state.task.current_step, halted];
       if (card.key?.every((it, i) => it === key[i])) continue;
       card.key = key;
       card.update(step, state, halted);
@@ -181,7 +210,7 @@ export function taskRow(id) {
   const row = make("li");
   row.dataset.id = id;
   const link = make("a");
-  link.href = at(`workspace/tasks/${encodeURIComponent(id)}`);
+  link.href = at(taskPage(id));
   const mark = make("span", "mark");
   mark.setAttribute("aria-hidden", "true");
   link.append(mark, make("span", "title"), make("span", "sub"));

@@ -25,7 +25,7 @@ export class TaskWatch {
       changed: () => this.#draw(),
       say: announce,
     });
-    this.#recall();
+    this.asks = this.had = 0;
   }
 
   async open() {
@@ -45,9 +45,21 @@ export class TaskWatch {
   }
 
   async refresh() {
-    this.state.take(await request(taskPath(this.id)));
+    const nth = ++this.asks;
+    const answer = await request(taskPath(this.id));
+    if (nth < this.had) return; // a later one was quicker
+    this.had = nth;
+    this.state.take(answer);
     problem("task-problem", "");
     this.#draw();
+  }
+
+  /** How the list shows the task; none: it is too old for that. What others have decided does not come by the stream
+   *  before a worker obeys it. */
+  listed(task) {
+    if (this.state.ended || !this.state.task) return;
+    if (task && (task.version < this.state.version || task.pending_decisions === this.state.undone.length)) return;
+    this.refresh().catch(() => {});
   }
 
   tick() {
@@ -94,7 +106,6 @@ export class TaskWatch {
   }
 
   #draw() {
-    this.state.forget();
     this.view.draw(this.state);
   }
 
@@ -102,17 +113,15 @@ export class TaskWatch {
 
   /** `what`: `approve`, `steps/2/reject` …. Throws what `request` throws. */
   async decide(what, body) {
-    const version = this.state.version;
     const by = this.who();
     const headers = {};
     const token = what === "cancel" ? sessionStorage.getItem(`cancel:${this.id}`) : null;
     if (token) headers["X-Cancel-Token"] = token;
     const sent = { ...body, ...(by && { by }) };
-    const { steps } = await request(`${taskPath(this.id)}/${what}`, { method: "POST", body: sent, headers });
-    // An edit shows when the stream has it: the answer has no texts. All else is what it is from now on.
-    if (!what.endsWith("/edit")) this.state.keep(steps, version);
-    this.#remember();
-    this.#draw();
+    await request(`${taskPath(this.id)}/${what}`, { method: "POST", body: sent, headers });
+    // It is kept, whether a worker is there to tell the stream or not.
+    await this.refresh().catch(() => {});
+    this.changed();
   }
 
   /** What Hermes asks is answered through the task; so soon that the task has not heard of it, through the run itself. */
@@ -158,16 +167,5 @@ export class TaskWatch {
 
   visit() {
     this.view.visit(this.state.waits ?? 0);
-  }
-
-  // A decision outlasts a reload, also while no worker is there to obey it and tell the stream.
-
-  #remember() {
-    sessionStorage.setItem(`decided:${this.id}`, JSON.stringify([...this.state.kept.values()]));
-  }
-
-  #recall() {
-    const known = JSON.parse(sessionStorage.getItem(`decided:${this.id}`) ?? "[]");
-    for (const { step, version } of known) this.state.kept.set(step.n, { step, version });
   }
 }

@@ -28,6 +28,9 @@ export function clock(iso, now = new Date()) {
   return at.toDateString() === now.toDateString() ? time : `${at.toLocaleDateString()} ${time}`;
 }
 
+/** Decisions that no worker has obeyed yet, as a sentence. */
+export const undoneStory = (decisions) => decisions.map((it) => story(it) + byWhom(it.by)).join(" · ");
+
 export const byWhom = (name) => (name ? ` by ${name}` : "");
 
 const tail = (text) => (text ? `: ${text}` : "");
@@ -36,10 +39,7 @@ const tail = (text) => (text ? `: ${text}` : "");
 export function decision(step, passed) {
   const why = tail(step.reason);
   if (step.state === "rejected") return `Rejected${why}${passed ? " (the task goes on without it)" : ""}`;
-  if (step.approved_at || (step.kept && step.state === "approved")) {
-    const when = step.approved_at ? `, ${clock(step.approved_at)}` : "";
-    return `Approved${byWhom(step.approved_by)}${when}${why}`;
-  }
+  if (step.approved_at) return `Approved${byWhom(step.approved_by)}, ${clock(step.approved_at)}${why}`;
   return step.revision > 1 && step.reason ? `Edited${why}` : "";
 }
 
@@ -51,7 +51,7 @@ const brief = (value) => {
 };
 
 const edits = (detail) => Object.entries(detail.changed ?? {}).map(([name, was]) => `${FIELDS[name] ?? name} was “${brief(was)}”`);
-const steps = (numbers) => `step${numbers.length === 1 ? "" : "s"} ${numbers.join(", ")}`;
+const steps = (numbers) => (numbers.length ? `step${numbers.length === 1 ? "" : "s"} ${numbers.join(", ")}` : "");
 
 const STORIES = {
   created: () => "The task began",
@@ -64,7 +64,7 @@ const STORIES = {
   step_approved: (e) => `Step ${e.step} was approved`,
   step_rejected: (e) => `Step ${e.step} was rejected${e.detail.then === "continue" ? "; the task goes on without it" : ""}`,
   step_edited: (e) => [`Step ${e.step} was edited`, ...edits(e.detail)].join("; "),
-  approved: (e) => `All up to ${riskWord(e.detail.up_to).toLowerCase()} were approved: ${steps(e.detail.approved ?? [])}`,
+  approved: (e) => `All up to ${riskWord(e.detail.up_to).toLowerCase()} were approved${tail(steps(e.detail.approved ?? []))}`,
   step_started: (e) => `Step ${e.step} started${e.detail.try > 1 ? `, try ${e.detail.try}` : ""}`,
   step_restarted: (e) => `Step ${e.step} began again: its worker was lost`,
   input_requested: (e) => `Step ${e.step} asks ${e.detail.kind === "approval" ? "for an approval" : "a question"}`,
@@ -72,7 +72,7 @@ const STORIES = {
   step_completed: (e) => `Step ${e.step} is done`,
   step_lost: (e) => `Step ${e.step} was lost with its worker; it is tried again`,
   step_failed: (e) => `Step ${e.step} failed${tail(e.detail.message)}`,
-  retried: (e) => (e.detail.step ? `Retried from step ${e.detail.step}` : "The planning is tried again"),
+  retried: (e) => (e.detail.step ? `Retried from step ${e.detail.step}` : "It is tried again"),
   decision_refused: (e) => `A decision could not be obeyed${tail(e.detail.message)}`,
   completed: () => "The task is completed",
   cancelled: () => "The task was cancelled",

@@ -1,6 +1,6 @@
 // The page of tasks: makes them, lists them, shows the one that the address names (`workspace/tasks/ID`).
 
-import { at, explain, request } from "./api.js";
+import { at, explain, request, taskPage } from "./api.js";
 import { $, problem, set } from "./dom.js";
 import { ITEM_TYPES } from "./state.js";
 import { makeTask, openForm } from "./task_form.js";
@@ -34,6 +34,7 @@ async function list() {
       if (!before) break;
     }
     draw(tasks, Boolean(before));
+    current?.listed(tasks.find((task) => task.task_id === id));
     problem("service", "");
   } catch (error) {
     problem("service", explain(error));
@@ -55,11 +56,13 @@ function draw(tasks, more) {
 
 function drawRow(row, task) {
   const link = row.firstChild;
-  row.dataset.status = task.status;
-  set(link.querySelector(".mark"), TASK_MARKS[task.status] ?? "?");
+  const decided = task.pending_decisions > 0;
+  row.dataset.status = decided ? "queued" : task.status;
+  set(link.querySelector(".mark"), decided ? "…" : (TASK_MARKS[task.status] ?? "?"));
   set(link.querySelector(".title"), task.goal.slice(0, 200));
   const done = task.steps_total ? ` · ${task.steps_done} of ${task.steps_total}` : "";
-  set(link.querySelector(".sub"), `${statusWord(task.status)}${done} · ${ago(task.created_at)}`);
+  const status = task.cancel_requested && !task.ended_at ? "Cancelling" : decided ? "Waits for a worker" : statusWord(task.status);
+  set(link.querySelector(".sub"), `${status}${done} · ${ago(task.created_at)}`);
   if (task.task_id === id) link.setAttribute("aria-current", "true");
   return row;
 }
@@ -75,7 +78,7 @@ $("start").addEventListener("submit", async (event) => {
   problem("start-problem", "");
   $("submit").setAttribute("aria-disabled", "true");
   try {
-    location.assign(at(`workspace/tasks/${encodeURIComponent(await makeTask(who()))}`));
+    location.assign(at(taskPage(await makeTask(who()))));
   } catch (error) {
     problem("start-problem", explain(error));
   } finally {

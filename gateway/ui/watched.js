@@ -1,11 +1,11 @@
 // One run on the screen: its record, its stream, and the head of the page that sums both up.
 
-import { explain, request, runPath } from "./api.js";
+import { at, explain, request, runPath, taskPage } from "./api.js";
 import { $, STATUS_MARKS, announce, problem, set } from "./dom.js";
 import { Feed } from "./feed.js";
 import { RunState } from "./state.js";
 import { RunView } from "./view.js";
-import { count, duration, money, plural } from "./words.js";
+import { count, duration, money, partOf, plural } from "./words.js";
 
 // Following the newest line, as long as the reader does.
 
@@ -53,6 +53,7 @@ export class Watched {
     const record = await request(runPath(this.id));
     if (this.closed) return;
     this.record = record;
+    if (partOf(record)) this.state.own = record.component; // all of it is that part
     if (this.state.status === "queued") this.state.status = record.status;
     this.state.usage ??= record.usage?.total ?? record.usage;
     this.state.cost ??= record.cost;
@@ -176,6 +177,10 @@ export class Watched {
     if (document.activeElement === cancel && (state.ended || this.asked)) $("run-title").focus({ preventScroll: true });
     cancel.hidden = state.ended || !record;
     cancel.disabled = this.asked;
+    const part = partOf(record);
+    $("task-link").hidden = !part && record?.runner !== "task";
+    $("task-link").href = at(taskPage(part ? record.parent_run_id : this.id));
+    set($("task-link"), part ? part[0].toUpperCase() + part.slice(1) : "Open this task");
     $("other-tab").hidden = this.unknown;
     $("other-tab").href = `#run=${encodeURIComponent(this.id)}`;
     set($("facts"), this.#facts());

@@ -28,6 +28,12 @@ export const count = (n) => (n ?? 0).toLocaleString();
 
 export const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
 
+/** Which part of a task a run does, or "". */
+export function partOf(run) {
+  const step = run?.parent_run_id && /^(?:plan|step:(\d+))$/.exec(run.component ?? "");
+  return step ? `${step[1] ? `step ${step[1]}` : "plan"} of a task` : "";
+}
+
 /** Any JSON value as text to read: strings as they are, the rest indented. */
 export function pretty(value) {
   if (value === undefined || value === null) return "";

@@ -1,4 +1,4 @@
-"""The NestJS proxy of ``deploy/nestjs``: installed once a machine, built once a session, run as a process."""
+"""The NestJS proxy of ``deploy/nestjs``: installed and compiled once on a machine, run as a process."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 from tests.conftest import missing
 from tests.servers import die_with_parent, free_port
 
-__all__ = ["SOURCE", "NestProxy", "build", "installed", "node"]
+__all__ = ["SOURCE", "NestProxy", "built", "installed", "node"]
 
 SOURCE = Path(__file__).parents[2] / "deploy" / "nestjs"
 _NODE_MIN = 20
@@ -39,14 +40,18 @@ def installed() -> Path:
     """A directory with the proxy's ``node_modules``, which stays on this machine for as long as nothing in
     ``package.json`` changes."""
     wanted = (SOURCE / "package.json").read_bytes() + (SOURCE / ".npmrc").read_bytes() + node().encode()
+    return _made(f"nestjs-{hashlib.sha256(wanted).hexdigest()[:16]}", _install)
+
+
+def _made(name: str, make: Callable[[Path], None]) -> Path:
+    """That directory among those that the tests keep on this machine; ``make`` makes it where it is not there."""
     room = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "runcast-tests"
-    place = room / f"nestjs-{hashlib.sha256(wanted).hexdigest()[:16]}"
     room.mkdir(parents=True, exist_ok=True)
     with (room / "nestjs.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # other test processes need the same
-        if not place.exists():
-            _install(place)
-    return place
+        if not (room / name).exists():
+            make(room / name)
+    return room / name
 
 
 def _install(place: Path) -> None:
@@ -63,14 +68,30 @@ def _install(place: Path) -> None:
         fresh.rename(place)
 
 
-def build(directory: Path) -> Path:
-    """Compile the proxy there. Returns the program."""
-    for name in ("package.json", "tsconfig.json", "src"):
-        (shutil.copytree if name == "src" else shutil.copy)(SOURCE / name, directory / name)
-    (directory / "node_modules").symlink_to(installed() / "node_modules")
-    done = subprocess.run(["npm", "run", "--silent", "build"], cwd=directory, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return directory / "dist" / "main.js"
+_COMPILED = ("package.json", "tsconfig.json", "src")
+
+
+def built() -> Path:
+    """The compiled proxy, one for each state of its source. Returns the program."""
+    whole = hashlib.sha256(installed().name.encode())
+    for name in _COMPILED:
+        for file in sorted([SOURCE / name, *(SOURCE / name).rglob("*")]):
+            whole.update(str(file.relative_to(SOURCE)).encode() + (file.read_bytes() if file.is_file() else b""))
+    node_modules = installed() / "node_modules"
+    place = _made(f"nestjs-built-{whole.hexdigest()[:16]}", lambda place: _compile(place, node_modules))
+    return place / "dist" / "main.js"
+
+
+def _compile(place: Path, node_modules: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=place.parent, ignore_cleanup_errors=True) as temporary:
+        fresh = Path(temporary) / "fresh"
+        fresh.mkdir()
+        for name in _COMPILED:
+            (shutil.copytree if name == "src" else shutil.copy)(SOURCE / name, fresh / name)
+        (fresh / "node_modules").symlink_to(node_modules)
+        done = subprocess.run(["npm", "run", "--silent", "build"], cwd=fresh, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        fresh.rename(place)
 
 
 class NestProxy:

@@ -34,10 +34,11 @@ PLAN = [
 ]
 
 
-@pytest.fixture
-def task_settings(tmp_path: Path) -> Settings:
+@pytest.fixture(params=["memory", pytest.param("redis7-cluster", marks=pytest.mark.long)])
+def task_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
+    clustered = request.param == "redis7-cluster"
     return Settings(
-        redis_url=f"memory:{uuid4().hex}",
+        redis_url=request.getfixturevalue("redis7_cluster").url if clustered else f"memory:{uuid4().hex}",
         namespace=f"t{uuid4().hex[:12]}",
         data_dir=tmp_path / "data",
         partitions=4,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.api import Broker
-from broker.errors import Conflict
+from broker.errors import Conflict, StoreUnavailable
 from broker.settings import Settings
 from broker.task_decisions import Approve, Edit, Reject, Retry
 from broker.task_plan import TaskRequest
@@ -64,12 +64,13 @@ class People:
     async def until_ended(self, timeout: float = 60.0) -> dict[str, Any]:
         end = time.monotonic() + timeout
         while True:
-            task = await self.broker.tasks.view(self.task_id)
-            if task["run_status"] in ("completed", "failed", "cancelled"):
-                return task
-            assert time.monotonic() < end, json.dumps(task, indent=1)
-            with contextlib.suppress(Conflict):  # it is decided already, and not told yet
+            with contextlib.suppress(Conflict, StoreUnavailable):  # decided already, and not told yet; or Redis is away
+                task = await self.broker.tasks.view(self.task_id)
+                if task["run_status"] in ("completed", "failed", "cancelled"):
+                    return task
+                assert time.monotonic() < end, json.dumps(task, indent=1)
                 await self._decide(task)
+            assert time.monotonic() < end + 10, "Redis stays away"
             await asyncio.sleep(0.02)
 
     async def _decide(self, task: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from broker.errors import Fenced, InvalidId
 from broker.task_model import Task
-from workers.tasks.checkpoints import Checkpoints, CheckpointUnreadable
+from workers.tasks.checkpoints import Checkpoints, CheckpointTooNew, CheckpointUnreadable
 
 
 def task(version: int = 1) -> Task:
@@ -120,9 +120,17 @@ def test_a_broken_file_is_said_to_be_one(checkpoints: Checkpoints, content: byte
 def test_a_later_format_is_refused(checkpoints: Checkpoints) -> None:
     checkpoints.open("t1", 1).write(task(1))
     kept = json.loads(checkpoints.path("t1").read_text())
-    checkpoints.path("t1").write_text(json.dumps({**kept, "format": 2}))
-    with pytest.raises(CheckpointUnreadable, match="format 2"):
-        checkpoints.read("t1")
+    for later in ({**kept, "format": 2}, {"format": 3, "other": "fields"}):
+        checkpoints.path("t1").write_text(json.dumps(later))
+        with pytest.raises(CheckpointTooNew, match=f"format {later['format']}"):
+            checkpoints.read("t1")
+
+
+def test_the_file_of_another_task_is_none_of_this(checkpoints: Checkpoints) -> None:
+    checkpoints.open("t1", 1).write(task(1))
+    checkpoints.path("t2").write_bytes(checkpoints.path("t1").read_bytes())
+    with pytest.raises(CheckpointUnreadable, match="another task, 't1'"):
+        checkpoints.read("t2")
 
 
 def test_a_directory_has_one_identity(tmp_path: Path) -> None:

@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from broker.api import Broker
+from broker.task_view import entry_view, step_view, summary_of
 from tests.tasks.conftest import PLAN, Person, Says, Working, states
 from workers.runner import RunnerFailed
 
 
 async def told_alike(person: Person) -> None:
-    """Checkpoint, stream and view tell the same story."""
+    """Checkpoint, stream and view tell the same story, in every field."""
     seen, kept, events = await person.sees(), person.checkpoint(), await person.events()
-    story = [(entry.version, entry.what, entry.step, entry.by, entry.reason) for entry in kept.history]
-    assert [(e["version"], e["what"], e["step"], e["by"], e["reason"]) for e in seen["history"]] == story
+    steps, history = [step_view(step) for step in kept.steps], [entry_view(entry) for entry in kept.history]
+    assert (seen["steps"], seen["history"]) == (as_json(steps), as_json(history))
+    assert {name: seen[name] for name in summary_of(kept)} == as_json(summary_of(kept))
+    # What docs/tasks.md says to others who read the stream: the newest task, and for each number the newest step.
+    told: dict[int, Any] = {}
+    for event in events:
+        for step in event.get("steps") or [event[name] for name in ("step",) if name in event]:
+            told[step["n"]] = step
+    assert [told[n] for n in sorted(told)] == seen["steps"]
+    assert events[-1]["task"] == as_json(summary_of(kept))
     transitions = [e for e in events if e["name"] != "task.resumed"]
-    assert [(e["version"], e["name"]) for e in transitions] == [(v, f"task.{what}") for v, what, *_ in story]
-    assert states(seen) == [step.state for step in kept.steps]
-    assert [step["result"] for step in seen["steps"]] == [step.result for step in kept.steps]
+    names = ("version", "at", "by", "reason", "detail")
+    shown = [{**{n: e[n] for n in names}, "what": e["name"][5:], "step": e["n"]} for e in transitions]
+    assert shown == seen["history"]
+
+
+def as_json(value: Any) -> Any:
+    return json.loads(msgspec.json.encode(value))
 
 
 async def test_a_given_plan_with_an_approval(person: Person, working: Working, says: Says, broker: Broker) -> None:
@@ -95,8 +110,9 @@ async def test_a_rejection_halts_until_it_is_edited_and_tried_again(person: Pers
         await person.says("steps/2/edit", instruction="Change half of it.")
         await person.says("retry")
         await person.is_("waiting")
-        await person.says("steps/2/approve", revision=2)
+        await person.says("steps/2/approve", revision=2, by="bob")
         seen = await person.is_("completed")
+    assert (seen["steps"][1]["approved_by"], seen["steps"][1]["reason"]) == ("bob", None)  # not that of the rejection
     assert seen["steps"][1]["result"] == "CHANGE HALF OF IT."
     await told_alike(person)
 
@@ -109,6 +125,20 @@ async def test_a_task_goes_on_without_a_step(person: Person, working: Working, s
         seen = await person.is_("completed")
     assert states(seen) == ["completed", "rejected", "completed"]
     assert "rejected by a person: not needed" in says.asked[1]
+    await told_alike(person)
+
+
+async def test_a_task_goes_on_without_a_step_that_failed(person: Person, working: Working, says: Says) -> None:
+    says.answers = [RunnerFailed("no_luck", "it did not work")]
+    async with working():
+        await person.makes(steps=[{**step, "approval": False} for step in PLAN[:2]])
+        await person.is_("halted")
+        told = await person.says("steps/1/approve", expect=409)
+        assert told["detail"] == "step 1 is failed: it can be approved while it is pending or waiting"
+        await person.says("steps/1/reject", reason="it will not work", then="continue")
+        seen = await person.is_("completed")
+    assert states(seen) == ["rejected", "completed"]
+    assert "rejected by a person: it will not work" in says.asked[1]
     await told_alike(person)
 
 

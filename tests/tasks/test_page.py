@@ -13,8 +13,9 @@ from gateway.app import create_app
 from tests.gateway.conftest import serving
 from tests.gateway.test_page import browser, page, playwright, shows
 from tests.tasks.conftest import PLAN, Person, RunnerFailed, Says, Working
+from tests.tasks.page_sights import FAINT, READ, UNLABELLED
 
-__all__ = ["browser", "page"]
+__all__ = ["browser", "page", "shows"]
 
 expect = playwright.expect
 SPEAKS = {"metadata": {"script": "tokens=5"}}
@@ -41,21 +42,7 @@ def step(n: int, more: str = "") -> str:
 
 async def sees(page: Any) -> dict[str, Any]:
     """What a person reads on the page, times aside."""
-    seen: dict[str, Any] = await page.evaluate(
-        """() => {
-            const text = (it) => it.textContent.trim();
-            const shown = (root, what) =>
-                [...root.querySelectorAll(what)].filter((it) => !it.closest('[hidden]')).map(text);
-            return {
-                status: shown(document, '#status'), halted: shown(document, '#halted-text'),
-                steps: [...document.querySelectorAll('.step')].map((it) => shown(it,
-                    '.step-title, .step-state, .risk, .step-instruction, .step-decided, .step-error, ' +
-                    '.step-result .body, .step-actions button, .ask[data-state=open] .ask-text')),
-                live: shown(document, '.step[data-state=running] .live-output .body'),
-                history: [...document.querySelectorAll('#history .told, #history q')].map(text),
-            };
-        }"""
-    )
+    seen: dict[str, Any] = await page.evaluate(READ)
     return seen
 
 
@@ -114,6 +101,14 @@ async def test_one_approves_and_everybody_sees_it(
         await shows(page, "#history", "Step 2 was approved by bob")
         await page.click(step(1, ".live summary"))  # what a step did that is over
         await shows(page, step(1, ".live-output"), "w1 w2 w3 w4 w5")
+    await page.goto(address)  # among the runs a task leads to its page, and the run of a step to its task
+    await page.click("#runs >> text=Step 2 of 3 of a task: Change")
+    await shows(page, "#task-link", "Step 2 of a task")
+    await page.click("#runs a[href*='workspace/tasks']")
+    await shows(page, "#task-title", "Tidy up <img src=x>.")
+    await page.goto(f"{address}/#run={person.task_id}")
+    await page.click("#task-link >> text=Open this task")
+    await shows(page, "#task-title", "Tidy up <img src=x>.")
 
 
 async def test_a_step_is_rejected_edited_and_retried(
@@ -172,10 +167,12 @@ async def test_a_step_is_rejected_edited_and_retried(
 
 
 async def test_what_is_decided_without_a_worker_stays_decided(
-    page: Any, address: str, person: Person, working: Working
+    page: Any, browser: Any, address: str, person: Person, working: Working
 ) -> None:
     risks = ("low", "medium", "high", "critical")
     await person.makes(steps=[{**PLAN[0], "title": risk, "risk": risk, "approval": True} for risk in risks])
+    async with working():
+        await person.is_("waiting")
     await page.goto(f"{address}/workspace/tasks/{person.task_id}")
     await shows(page, "#approve-all-go", "Approve 2 steps")
     await page.select_option("#up-to", "high")
@@ -183,10 +180,23 @@ async def test_what_is_decided_without_a_worker_stays_decided(
     for n in (1, 2, 3):
         await shows(page, step(n, ".step-state"), "Approved, not begun")
     assert await page.locator("#approve-all").is_hidden()
+    await shows(page, "#undone", "All up to high risk were approved")
+    await shows(page, "#tasks", "Waits for a worker")
     await reloads(page, person)
     await expect(page.locator(step(1, ".step-actions button:visible"))).to_have_text(["Reject…"])
+    second = await (await browser.new_context()).new_page()  # somebody else sees it, and decides otherwise
+    await second.goto(f"{address}/workspace/tasks/{person.task_id}")
+    await shows(second, step(1, ".step-state"), "Approved, not begun")
+    await second.click(step(1, ".step-actions >> text=Reject…"))
+    await second.fill("dialog input", "rather not")
+    await second.select_option("dialog select", "continue")
+    await second.click("dialog .strong")
+    for screen in (second, page):
+        await shows(screen, step(1, ".step-decided"), "Rejected: rather not")
+        await shows(screen, "#undone", "Step 1 was rejected; the task goes on without it")
     async with working():
         await shows(page, step(4, ".step-state"), "Waits for approval")
+        await expect(page.locator("#undone")).to_be_hidden()
         await page.click(step(4, ".step-actions >> text=Reject…"))
         await page.fill("dialog input", "not needed")
         await page.select_option("dialog select", "continue")
@@ -196,6 +206,7 @@ async def test_what_is_decided_without_a_worker_stays_decided(
         await reloads(page, person)
 
 
+@pytest.mark.long
 async def test_a_task_is_made_with_the_keyboard(page: Any, address: str, person: Person, working: Working) -> None:
     await page.goto(f"{address}/workspace/tasks")
     await page.fill("#goal", "x" * 40_000)
@@ -244,6 +255,7 @@ async def test_a_task_is_made_with_the_keyboard(page: Any, address: str, person:
     await shows(page, "#task-title", "Count.")
 
 
+@pytest.mark.long
 async def test_the_planning_is_watched_and_what_hermes_asks_is_answered(
     page: Any, address: str, person: Person, working: Working, says: Says
 ) -> None:
@@ -274,6 +286,7 @@ async def test_the_planning_is_watched_and_what_hermes_asks_is_answered(
     assert answered["detail"]["answer"] == "deny"
 
 
+@pytest.mark.long
 async def test_it_fits_a_phone_and_is_labelled(
     browser: Any, address: str, person: Person, working: Working, says: Says
 ) -> None:
@@ -293,44 +306,8 @@ async def test_it_fits_a_phone_and_is_labelled(
                 await page.set_viewport_size({"width": width, "height": 740})
                 assert await page.evaluate("document.documentElement.scrollWidth") <= width
             await page.set_viewport_size({"width": 360, "height": 740})
-            assert await page.evaluate(_FAINT) == []
+            assert await page.evaluate(FAINT) == []
             await page.click(step(2, ".step-actions >> text=Edit…"))
             assert await page.evaluate("document.querySelector('dialog').scrollWidth") <= 360
-            assert await page.evaluate(_UNLABELLED) == []
-            assert await page.evaluate(_FAINT) == []
-
-
-_UNLABELLED = """() => [...document.querySelectorAll('input, textarea, select, button, a, summary, [tabindex]')]
-    .filter((it) => it.tabIndex > 0
-        || it.checkVisibility() && !it.innerText?.trim() && !it.labels?.length && !it.ariaLabel && it.tabIndex === 0)
-    .map((it) => it.outerHTML)"""
-
-# Text whose contrast is less than 4.5 to 1 against the nearest ground that is painted (WCAG 2.2, 1.4.3).
-_FAINT = """() => {
-    const paint = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-    const rgb = (colour) => {
-        paint.clearRect(0, 0, 1, 1);
-        paint.fillStyle = colour;
-        paint.fillRect(0, 0, 1, 1);
-        return [...paint.getImageData(0, 0, 1, 1).data];
-    };
-    const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
-        .map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-        .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-    const ground = (it) => {
-        for (; it; it = it.parentElement) {
-            const found = rgb(getComputedStyle(it).backgroundColor);
-            if (found[3] === 255) return found;
-        }
-        return [255, 255, 255];
-    };
-    const faint = [];
-    for (const it of document.querySelectorAll('body *')) {
-        if (!it.checkVisibility() || it.ariaDisabled === 'true') continue;
-        if (![...it.childNodes].some((node) => node.nodeType === 3 && node.data.trim())) continue;
-        const [a, b] = [light(rgb(getComputedStyle(it).color)), light(ground(it))];
-        const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-        if (contrast < 4.5) faint.push(`${contrast.toFixed(2)} ${it.className} ${it.textContent.slice(0, 40)}`);
-    }
-    return faint;
-}"""
+            assert await page.evaluate(UNLABELLED) == []
+            assert await page.evaluate(FAINT) == []

@@ -17,8 +17,9 @@ from broker.settings import Settings
 from broker.task_decisions import Approve, Cancel, Edit
 from broker.task_model import Change, PlannedStep, Task
 from broker.task_plan import TaskRequest
+from broker.task_reading import first_of
 from broker.task_transitions import apply
-from broker.tasks import Ahead, first_of
+from broker.tasks import Ahead
 
 PLAN = [PlannedStep(title=f"T{n}", instruction="do it", risk="high") for n in range(1, 4)]
 

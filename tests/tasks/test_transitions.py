@@ -59,7 +59,7 @@ def change(what: str, n: int | None = 1, **fields: Any) -> Change:
 
 ALLOWED = {
     "step_approved": {"pending", "waiting"},
-    "step_rejected": {"pending", "waiting", "approved"},
+    "step_rejected": {"pending", "waiting", "approved", "failed"},
     "step_edited": {"pending", "waiting", "failed", "rejected"},
 }
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from broker.api import Broker
-from broker.errors import StoreUnavailable
+from broker.errors import StoreError, StoreUnavailable
 from broker.task_model import Change
 from broker.tasks import Tasks
 from tests.servers import eventually
@@ -20,6 +20,13 @@ from tests.tasks.conftest import PLAN, Person, Says, Working, states
 from tests.tasks.test_flow import told_alike
 from workers.runner import RunnerFailed
 from workers.tasks.checkpoints import Checkpoints
+
+
+async def handed_on(broker: Broker, task_id: str, attempt: int) -> None:
+    """Once the worker that has it as that attempt has given it away."""
+    async with asyncio.timeout(10):
+        while (await broker.runs.get(task_id)).attempt <= attempt:  # noqa: ASYNC110 - another process's doing
+            await asyncio.sleep(0.02)
 
 
 async def test_a_task_whose_checkpoint_is_elsewhere_is_handed_on_until_its_host_comes(
@@ -31,13 +38,7 @@ async def test_a_task_whose_checkpoint_is_elsewhere_is_handed_on_until_its_host_
     await person.says("steps/2/approve")
     async with working(checkpoints=Checkpoints(tmp_path / "elsewhere")):
         attempt = (await broker.runs.get(person.task_id)).attempt
-
-        async def handed_on() -> bool:
-            return (await broker.runs.get(person.task_id)).attempt > attempt
-
-        async with asyncio.timeout(10):
-            while not await handed_on():  # noqa: ASYNC110 - another process's doing
-                await asyncio.sleep(0.02)
+        await handed_on(broker, person.task_id, attempt)
     assert len(says.asked) == 1  # nothing was done again
     async with working():
         await person.is_("completed")
@@ -59,7 +60,7 @@ async def test_a_task_without_its_checkpoint_fails_instead_of_doing_things_twice
         async with working():
             for title in ("Another", "A third"):
                 await person.says("steps/2/edit", title=title)
-            await person.until(lambda task: task["steps"][1]["title"] == "A third")
+            await person.until(lambda task: task["steps"][1]["title"] == "A third" and not task["pending_decisions"])
         file.write_bytes(kept)
     done = len(says.asked)
     async with working():
@@ -159,4 +160,85 @@ async def test_a_step_whose_run_is_lost_is_tried_again(person: Person, working: 
         seen = await person.is_("halted")
         assert seen["halted"]["code"] == "worker_lost"
         assert seen["steps"][0]["tries"] == 4
+    await told_alike(person)
+
+
+@pytest.mark.parametrize("kind", ["torn", "empty", "foreign", "nonsense"])
+async def test_a_checkpoint_that_is_none_fails_the_task(
+    person: Person, working: Working, says: Says, kind: str
+) -> None:
+    """Nobody can know what was done: nothing is done again."""
+    checkpoints = Checkpoints(person.broker.settings.tasks_path)
+    async with working():
+        await person.makes(steps=PLAN)
+        await person.is_("waiting")
+        other = checkpoints.path(person.task_id).read_bytes()
+        await person.makes(steps=PLAN)
+        await person.is_("waiting")
+    file = checkpoints.path(person.task_id)
+    whole = file.read_bytes()
+    file.write_bytes(
+        {"torn": whole[: len(whole) // 2], "empty": b"", "foreign": other, "nonsense": b"\x00" * 500}[kind]
+    )
+    await person.says("steps/2/approve")
+    done = len(says.asked)
+    async with working():
+        await person.is_("failed")
+    outcome = (await person.client.get(f"/v1/runs/{person.task_id}/result")).json()["outcome"]
+    assert outcome["code"] == "checkpoint_lost"
+    assert str(file) in outcome["message"]
+    assert len(says.asked) == done
+    assert (await person.says("cancel", expect=409))["code"] == "task_ended"
+
+
+async def test_a_checkpoint_of_a_later_version_waits_for_a_worker_of_that(
+    person: Person, working: Working, broker: Broker, says: Says
+) -> None:
+    async with working():
+        await person.makes(steps=PLAN)
+        await person.is_("waiting")
+    file = Checkpoints(broker.settings.tasks_path).path(person.task_id)
+    kept = file.read_bytes()
+    file.write_bytes(b'{"format": 2, "what": "nobody knows"}')
+    attempt = (await broker.runs.get(person.task_id)).attempt
+    await person.says("steps/2/approve")
+    async with working():
+        await handed_on(broker, person.task_id, attempt)
+    file.write_bytes(kept)
+    async with working():
+        await person.is_("completed")
+    assert len(says.asked) == 3
+    await told_alike(person)
+
+
+async def test_a_task_path_that_cannot_be_written_hands_tasks_on(
+    person: Person, working: Working, broker: Broker, tmp_path: Path, says: Says
+) -> None:
+    """A file stands where the directory should be: nobody may write there, not even root."""
+    (tmp_path / "file").write_text("in the way")
+    await person.makes(steps=PLAN[:1])
+    async with working(checkpoints=Checkpoints(tmp_path / "file" / "tasks")):
+        await handed_on(broker, person.task_id, 1)
+    assert not says.asked
+    assert (await person.sees())["status"] == "queued"
+    async with working():
+        await person.is_("completed")
+    await told_alike(person)
+
+
+async def test_a_store_that_refuses_hands_the_task_on(
+    person: Person, working: Working, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator may mend it: the task is not lost for it."""
+    real = Tasks.commit
+
+    async def refused(*_: Any) -> bool:
+        raise StoreError("NOPERM")
+
+    await person.makes(steps=PLAN[:1])
+    monkeypatch.setattr(Tasks, "commit", refused)
+    async with working():
+        await handed_on(broker, person.task_id, 1)
+        monkeypatch.setattr(Tasks, "commit", real)
+        await person.is_("completed")
     await told_alike(person)

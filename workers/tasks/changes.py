@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
+from broker.items import Event, Item, Raw
 from broker.records import RunRecord
 from broker.task_model import Ask, Change, Step, Task, Trouble
 from workers.tasks.planning import PlanRefused, message_text, plan_of
 
-__all__ = ["RESULT_MAX", "Heard", "change_of_plan", "change_of_step"]
+__all__ = ["RESULT_MAX", "Heard", "abandoned_runs", "change_of_plan", "change_of_step", "version_of"]
 
 RESULT_MAX = 256 << 10
 """Bytes of a step's result that are recorded."""
@@ -130,3 +131,24 @@ def _trouble(heard: Heard) -> Trouble | None:
 
 def _outcome(heard: Heard) -> dict[str, Any]:
     return (heard.record.outcome or {}) if heard.record is not None else {}
+
+
+def abandoned_runs(task: Task) -> Iterator[str]:
+    """The runs that a cancelled task leaves behind."""
+    if task.planning_run_id is not None and not task.steps:
+        yield task.planning_run_id
+    for step in task.steps:
+        if step.state == "cancelled" and step.run_id is not None:
+            yield step.run_id
+
+
+def version_of(item: Item | Raw) -> int:
+    """The version of the task that an item of its stream tells of; 0: it tells of none."""
+    if isinstance(item, Event):
+        name, fields = item.name, item.payload
+    elif isinstance(item, Raw) and item.type == "event":
+        name, fields = str(item.fields.get("name")), item.fields
+    else:
+        return 0
+    version = fields.get("version")
+    return version if name.startswith("task.") and isinstance(version, int) else 0

@@ -24,13 +24,21 @@ from broker.errors import Fenced, StoreError
 from broker.ids import check_id
 from broker.task_model import Task
 
-__all__ = ["FORMAT", "Checkpoint", "CheckpointFile", "CheckpointUnreadable", "Checkpoints"]
+__all__ = ["FORMAT", "Checkpoint", "CheckpointFile", "CheckpointTooNew", "CheckpointUnreadable", "Checkpoints"]
 
 FORMAT = 1
 
 
 class CheckpointUnreadable(StoreError):
-    """The file is no checkpoint of a task, or one of a later version of Runcast."""
+    """The file is no checkpoint of that task."""
+
+
+class CheckpointTooNew(CheckpointUnreadable):
+    """It is one of a later version of Runcast: a worker of that version can go on with it."""
+
+
+class _Head(msgspec.Struct):
+    format: int
 
 
 class CheckpointFile(msgspec.Struct, kw_only=True):
@@ -42,6 +50,7 @@ class CheckpointFile(msgspec.Struct, kw_only=True):
     task: Task
 
 
+_head_decoder = msgspec.json.Decoder(_Head)
 _decoder = msgspec.json.Decoder(CheckpointFile)
 
 
@@ -54,6 +63,13 @@ class Checkpoints:
 
     def path(self, task_id: str) -> Path:
         return self.directory / f"{check_id(task_id, 'task_id')}.json"
+
+    def known_identity(self) -> str | None:
+        """The same where it was made already; makes nothing. Raises ``OSError``."""
+        try:
+            return (self.directory / ".identity").read_text("ascii").strip() or None
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def identity(self) -> str:
         """What tells this directory from that of another host: made when first asked for. Raises ``OSError``."""
@@ -71,23 +87,27 @@ class Checkpoints:
         return file.read_text("ascii").strip()
 
     def read(self, task_id: str) -> CheckpointFile | None:
-        """The newest checkpoint, or ``None``. Raises ``CheckpointUnreadable``, ``OSError``."""
+        """The newest checkpoint, or ``None``. Raises ``CheckpointUnreadable``, ``CheckpointTooNew``, ``OSError``."""
+        path = self.path(task_id)
         try:
-            found = self.path(task_id).read_bytes()
+            found = path.read_bytes()
         except FileNotFoundError:
             return None
         try:
+            known = _head_decoder.decode(found).format
+            if known > FORMAT:
+                raise CheckpointTooNew(f"{path} has format {known}, this version knows {FORMAT}")
             kept = _decoder.decode(found)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise CheckpointUnreadable(f"{self.path(task_id)} is no checkpoint: {error}") from error
-        if kept.format != FORMAT:
-            raise CheckpointUnreadable(f"{self.path(task_id)} has format {kept.format}, this version knows {FORMAT}")
+            raise CheckpointUnreadable(f"{path} is no checkpoint: {error}") from error
+        if kept.task.task_id != task_id:
+            raise CheckpointUnreadable(f"{path} is the checkpoint of another task, {kept.task.task_id!r}")
         return kept
 
     def open(self, task_id: str, fence: int) -> Checkpoint:
         """Become the one who writes that task's checkpoint, instead of whoever had a lower fence.
 
-        Raises ``Fenced`` where somebody has a higher one; ``OSError``.
+        Raises ``Fenced`` where somebody has a higher one; what ``read`` raises.
         """
         mine = self._open / f"{check_id(task_id, 'task_id')}.{fence}"
         mine.mkdir(parents=True, exist_ok=True)

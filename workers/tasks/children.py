@@ -9,7 +9,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from broker.admission import make_run
-from broker.errors import CostCapReached, RunEnded, RunExists, RunNotFound, StoreUnavailable
+from broker.errors import (
+    BadRequest,
+    Conflict,
+    CostCapReached,
+    RuncastError,
+    RunEnded,
+    RunExists,
+    RunNotFound,
+    StoreUnavailable,
+)
 from broker.requests import RunInput, RunRequest
 from broker.runs import Busy
 from broker.task_model import Step, Task, Trouble
@@ -23,6 +32,9 @@ __all__ = ["Child", "planning_request", "step_request", "stop_run"]
 
 log = logging.getLogger("runcast.tasks")
 _AGAIN_AFTER = 0.5
+_MAKES_MAX = 20
+"""Tries to make a run that fails by a fault which nobody foresaw, before it is one of the step."""
+_MESSAGE_MAX = 2_000
 _EVENTS = {
     "approval.requested": "asked",
     "question.asked": "asked",
@@ -66,6 +78,14 @@ def _request(
     )
 
 
+class _Refused(Exception):
+    """The run is not made: ``trouble`` says why, and the same would be said again."""
+
+    def __init__(self, error: Exception) -> None:
+        code, retryable = (error.code, error.retryable) if isinstance(error, RuncastError) else ("internal", True)
+        self.trouble = Trouble(code=code, message=str(error)[:_MESSAGE_MAX], retryable=retryable)
+
+
 class Child:
     """A run of the task, made if it is not there, and followed to its end. ``heard`` fills up; ``changed`` says so.
 
@@ -75,6 +95,7 @@ class Child:
     def __init__(self, broker: Broker, run_id: str, request: RunRequest, principal: str, *, after: int) -> None:
         self._broker, self.run_id, self._request, self._principal = broker, run_id, request, principal
         self._after = after
+        self._makes = 0
         self.heard: deque[Heard] = deque()
         self.changed = asyncio.Event()
         self._following = asyncio.create_task(self._follow(), name=f"follow {run_id}")
@@ -97,9 +118,8 @@ class Child:
             except RunNotFound:
                 self._hear(Heard(what="ended", seq=self._after))
                 return
-            except CostCapReached as error:
-                trouble = Trouble(code=error.code, message=str(error), retryable=error.retryable)
-                self._hear(Heard(what="ended", seq=self._after, trouble=trouble))
+            except _Refused as refused:
+                self._hear(Heard(what="ended", seq=self._after, trouble=refused.trouble))
                 return
             except StoreUnavailable as error:
                 log.info("run %s is followed again when the store is back: %s", self.run_id, error)
@@ -112,7 +132,8 @@ class Child:
             await asyncio.sleep(_AGAIN_AFTER)
 
     async def _make(self) -> None:
-        """Like any run it is paid for before it is made; one that is there was. Raises ``CostCapReached``."""
+        """Like any run it is paid for before it is made; one that is there was. Raises ``_Refused``, and what passes by
+        itself."""
         if await self._broker.runs.find(self.run_id) is not None:
             return
         # A step is no caller that could come again: it waits for its turn where others would be refused.
@@ -121,6 +142,15 @@ class Child:
             await make_run(self._broker, self._request, principal=self._principal, run_id=self.run_id, busy=busy)
         except RunExists:
             return
+        except StoreUnavailable:
+            raise
+        except (BadRequest, Conflict, CostCapReached) as error:
+            raise _Refused(error) from error
+        except Exception as error:
+            self._makes += 1
+            if self._makes >= _MAKES_MAX:
+                raise _Refused(error) from error
+            raise
 
     async def _read(self) -> None:
         async for entry in self._broker.stream(self.run_id, after=self._after):

@@ -11,25 +11,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from broker.errors import Fenced, OutageTooLong, RuncastError, Sealed, StoreUnavailable
+from broker.errors import Fenced, OutageTooLong, RuncastError, Sealed, StoreError
 from broker.ids import IdMaker
-from broker.items import Cancelled, Event, Failed, Final, Raw
+from broker.items import Cancelled, Failed, Final
 from broker.records import RunRecord
 from broker.task_model import Change, Task, Trouble
+from broker.task_reading import first_of
 from broker.task_transitions import Move, apply, next_move
 from broker.task_view import event_of, resumed_event, summary_of
-from broker.tasks import first_of
 from workers import metrics
 from workers.runner import Outcome, RunContext, RunnerFailed
-from workers.tasks.changes import change_of_plan, change_of_step
-from workers.tasks.checkpoints import Checkpoint, Checkpoints
+from workers.tasks.changes import abandoned_runs, change_of_plan, change_of_step, version_of
+from workers.tasks.checkpoints import Checkpoint, Checkpoints, CheckpointTooNew, CheckpointUnreadable
 from workers.tasks.children import Child, planning_request, step_request, stop_run
 from workers.tasks.hosts import note_host
+from workers.tasks.persistence import LAST_BACKOFF, persisted, written
 
 if TYPE_CHECKING:
     from broker.api import Broker
@@ -41,8 +41,6 @@ log = logging.getLogger("runcast.tasks")
 T = TypeVar("T")
 _LOOK_EVERY = 10.0
 """Decisions come by themselves; they are looked for this often (seconds) all the same."""
-_FIRST_BACKOFF, _LAST_BACKOFF = 0.05, 1.0
-_WRITE_TRIES = 5
 
 
 class _Misplaced(Exception):
@@ -71,7 +69,11 @@ class TaskDriver:
         except (Fenced, Sealed, OutageTooLong) as error:
             self._context.break_off(error)
             raise
-        except (_Misplaced, OSError) as error:
+        except (_Misplaced, CheckpointTooNew, OSError) as error:
+            return await self._give_up(error)
+        except CheckpointUnreadable as error:
+            raise RunnerFailed("checkpoint_lost", str(error)) from error
+        except StoreError as error:
             return await self._give_up(error)
         finally:
             await self._let_go()
@@ -121,7 +123,7 @@ class TaskDriver:
         assert self._context.mirror is not None
         told = 0
         if self._context.attempt > 1:
-            told = max((_version(item) for item in await self._context.mirror.items()), default=0)
+            told = max((version_of(item) for item in await self._context.mirror.items()), default=0)
         for entry in self.task.history:
             if entry.version > told:
                 await self._context.emit(event_of(self.task, entry, self._item_max))
@@ -201,7 +203,7 @@ class TaskDriver:
     async def _wait(self, *events: asyncio.Event) -> None:
         """Until people have decided something, the attempt is to stop, one of ``events`` is set, or a while is over."""
         waits = [asyncio.create_task(event.wait()) for event in (self._wake, self._context.stop, *events)]
-        limit = _LOOK_EVERY if self._decisions is not None else _LAST_BACKOFF
+        limit = _LOOK_EVERY if self._decisions is not None else LAST_BACKOFF
         try:
             await asyncio.wait(waits, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -250,30 +252,10 @@ class TaskDriver:
         return True
 
     async def _write(self, task: Task) -> None:
-        """Raises ``Fenced``, and ``OSError`` where the disk refuses for longer than a moment."""
-        for left in reversed(range(_WRITE_TRIES)):
-            try:
-                await asyncio.to_thread(self._hold.write, task)
-                return
-            except OSError as error:
-                metrics.CHECKPOINTS_FAILED.inc()
-                log.error("the checkpoint of task %s cannot be written: %s", self._id, error)
-                if not left:
-                    raise
-            await asyncio.sleep(_LAST_BACKOFF)
+        await written(self._hold, task)
 
     async def _persisted(self, step: Callable[[], Awaitable[T]]) -> T:
-        """``step``, until the store answers. Raises ``OutageTooLong``, and what ``step`` raises."""
-        since, pause = time.monotonic(), _FIRST_BACKOFF
-        while True:
-            try:
-                return await step()
-            except StoreUnavailable as error:
-                if time.monotonic() - since >= self._context.settings.outage_limit:
-                    message = "the store has been away for longer than RUNCAST_OUTAGE_LIMIT"
-                    raise OutageTooLong(message) from error
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(pause * 2, _LAST_BACKOFF)
+        return await persisted(step, self._context.settings.outage_limit)
 
     # The end.
 
@@ -293,7 +275,7 @@ class TaskDriver:
         await self._drop_child()
         await asyncio.to_thread(self._hold.close)
         if self.task.ended == "cancelled":
-            for run_id in _abandoned(self.task):
+            for run_id in abandoned_runs(self.task):
                 await self._persisted(lambda run_id=run_id: stop_run(self._broker, run_id))  # type: ignore[misc]
             entry = self.task.history[-1]
             return Cancelled(message=entry.reason or "the task was cancelled")
@@ -313,23 +295,3 @@ class TaskDriver:
         if self._decisions is not None:
             self._decisions.close()
         await self._drop_child()
-
-
-def _abandoned(task: Task) -> Iterable[str]:
-    """The runs that a cancelled task leaves behind."""
-    if task.planning_run_id is not None and not task.steps:
-        yield task.planning_run_id
-    for step in task.steps:
-        if step.state == "cancelled" and step.run_id is not None:
-            yield step.run_id
-
-
-def _version(item: Any) -> int:
-    if isinstance(item, Event):
-        name, fields = item.name, item.payload
-    elif isinstance(item, Raw) and item.type == "event":
-        name, fields = str(item.fields.get("name")), item.fields
-    else:
-        return 0
-    version = fields.get("version")
-    return version if name.startswith("task.") and isinstance(version, int) else 0

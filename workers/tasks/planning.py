@@ -113,7 +113,9 @@ def step_prompt(task: Task, step: Step) -> str:
     """What the run of a step is told: the goal, the plan, what the steps before said, and its own instruction."""
     titles = "\n".join(f"{s.n}. {s.title}{_mark(s, step)}" for s in task.steps)
     earlier = _earlier(task, step)
-    parts = [f"This is step {step.n} of {len(task.steps)} of a task.", f"The task's goal:\n\n{task.goal}"]
+    # The beginning is what lists of runs show.
+    head = f"Step {step.n} of {len(task.steps)} of a task: {step.title}"
+    parts = [head, f"The task's goal:\n\n{task.goal}"]
     parts.append(f"The plan:\n\n{titles}")
     if earlier:
         parts.append(f"What the steps before said:\n\n{earlier}")
