@@ -11,13 +11,14 @@ PYTEST  := $(BIN)/python -m pytest
 WORKERS ?= 2
 ARGS    ?=
 
-.PHONY: help up test test-long bench lint format clean
+.PHONY: help up test test-long bench bench-check lint format clean
 
 help:
 	@echo "make up         install, then Redis, worker, gateway and page on this machine, and a demo run"
 	@echo "make test       every test but the long ones     ARGS='tests/broker -k seam' picks some"
 	@echo "make test-long  fuzzing, soaks, long schedules"
-	@echo "make bench      measure, print the table, write bench/results.json"
+	@echo "make bench      measure, print the table, write bench/results.json and what docs/performance.md shows of it"
+	@echo "make bench-check  the counts of all that alone: small, no peers, a line a row, exit code 1 if one is wrong"
 	@echo "make lint       ruff, mypy --strict, import contracts"
 	@echo "make format     ruff format and its safe fixes"
 	@echo "make clean      remove caches and the environment; never .runcast, where runs are kept"
@@ -35,6 +36,9 @@ test-long: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m bench $(ARGS)
+
+bench-check: $(VENV)/.installed-dev
+	$(BIN)/python -m bench --short $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -1,8 +1,11 @@
-"""``python -m bench [--short] [ROW…]``: measure, print the table, write ``bench/results.json``.
+"""``python -m bench [--short] [ROW…]``: measure, print the table, write ``bench/results.json`` and what docs/ show.
 
 Rows run one after another, and each is printed as it ends. Ctrl-C stops everything that was started; what was
-measured so far is kept. Exit code: 0, 1 where a check failed (a count is wrong, or something was lost), 2 for an
-unknown row, 130 when stopped. A missed goal is no failure: a machine under load can miss it.
+measured so far is kept. Where only some rows are measured the others stay, as long as machine and versions are the
+same. Exit code: 0, 1 where a check failed (a count is wrong, or something was lost), 2 for an unknown row, 130 when
+stopped. A missed goal is no failure: a machine under load can miss it.
+
+``--short`` is for the counts: small sizes, no peers, a line a row, and nothing is written unless ``--json`` says where.
 """
 
 from __future__ import annotations
@@ -23,9 +26,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
+from bench import peers, report
 from bench.lab import Lab
 from bench.processes import Missing
 from bench.results import Result, Row
@@ -47,8 +52,8 @@ SCRIPTS = {
     "P12": "p12_two_gateways",
     "P13": "p13_merge",
     "P14": "p14_cluster",
+    "P15": "p15_late",
 }
-RESULTS = Path(__file__).parent / "results.json"
 
 
 def load(name: str) -> Row:
@@ -94,7 +99,6 @@ def machine() -> dict[str, str]:
     found = {
         "machine": f"{os.cpu_count()} × {model or platform.machine()}",
         "system": f"{platform.system()} {platform.release()}",
-        "load": " ".join(f"{n:.2f}" for n in os.getloadavg()),
         "python": platform.python_version(),
     }
     found |= {name: version(name) for name in ("runcast", "uvicorn", "uvloop", "httptools", "hiredis", "msgspec")}
@@ -103,7 +107,16 @@ def machine() -> dict[str, str]:
         if path is not None:
             said = subprocess.run([path, argument], capture_output=True, text=True, check=False)
             found[program] = (said.stdout or said.stderr).splitlines()[0]
-    return found
+    return found | peers.versions()
+
+
+def checked(row: Row, result: Result) -> str:
+    """One line: the counts alone."""
+    wrong = [check.what for check in result.checks if not check.ok]
+    if not result.checks:
+        return f"{row.name:4} {'; '.join(result.notes) or 'nothing was counted'}"
+    said = f"WRONG {'; '.join(wrong)}" if wrong else f"{len(result.checks)} counts right"
+    return f"{row.name:4} {said} · {row.what}"
 
 
 def shown(row: Row, result: Result) -> str:
@@ -116,24 +129,35 @@ def shown(row: Row, result: Result) -> str:
     return "\n".join(lines)
 
 
-def as_json(result: Result) -> dict[str, object]:
+def as_json(result: Result, load: str) -> dict[str, object]:
     ratios = [{**asdict(ratio), "met": ratio.met} for ratio in result.ratios]
-    return {**asdict(result), "ratios": ratios}
+    return {**asdict(result), "ratios": ratios, "load": load}
 
 
-async def measure_all(rows: Sequence[Row], *, short: bool, done: Callable[[Row, Result], None]) -> None:
+def keep(facts: dict[str, str], rows: dict[str, object], target: Path) -> dict[str, Any]:
+    """Write what was measured, beside what the same machine has measured of other rows."""
+    known = json.loads(target.read_text()) if target.exists() else {}
+    before = known["rows"] if known.get("machine") == facts else {}
+    everything = {**before, **rows}
+    results = {"machine": facts, "rows": {name: everything[name] for name in SCRIPTS if name in everything}}
+    target.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    return results
+
+
+async def measure_all(rows: Sequence[Row], *, short: bool, done: Callable[[Row, Result, str], None]) -> None:
     status = _Status()
     with tempfile.TemporaryDirectory(prefix="runcast-bench-") as directory:
         async with Lab(Path(directory), short=short, tell=status.tell) as lab:
             for row in rows:
                 status.row = row.name
                 status.tell(row.what)
+                load = f"{os.getloadavg()[0]:.2f}"
                 result = await measure(row, lab)
                 status.clear()
-                done(row, result)
+                done(row, result, load)
 
 
-def run_until_stopped(rows: Sequence[Row], *, short: bool, done: Callable[[Row, Result], None]) -> bool:
+def run_until_stopped(rows: Sequence[Row], *, short: bool, done: Callable[[Row, Result, str], None]) -> bool:
     """False: stopped before the end, by SIGINT or SIGTERM."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -146,7 +170,7 @@ def run_until_stopped(rows: Sequence[Row], *, short: bool, done: Callable[[Row, 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measure Runcast and its peers, in ratios.")
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"some of {', '.join(SCRIPTS)}; all where none is named")
-    parser.add_argument("--short", action="store_true", help="small sizes, no peers: only the checks mean anything")
+    parser.add_argument("--short", action="store_true", help="small sizes, no peers, a line a row: the counts alone")
     parser.add_argument("--json", type=Path, default=None, help="where to write the results")
     return parser.parse_args(arguments)
 
@@ -160,19 +184,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard), hard))
     facts = machine()
-    print("\n".join(f"{name}: {value}" for name, value in facts.items()), end="\n\n", flush=True)
+    if not options.short:
+        print("\n".join(f"{name}: {value}" for name, value in facts.items()), end="\n\n", flush=True)
     results: dict[str, Result] = {}
+    measured: dict[str, object] = {}
 
-    def done(row: Row, result: Result) -> None:
-        results[row.name] = result
-        print(shown(row, result), flush=True)
+    def done(row: Row, result: Result, load: str) -> None:
+        results[row.name], measured[row.name] = result, as_json(result, load)
+        print(checked(row, result) if options.short else shown(row, result), flush=True)
 
     finished = run_until_stopped([load(name) for name in names], short=options.short, done=done)
-    target = options.json or RESULTS
-    if results and not (options.short and options.json is None):
-        everything = {"machine": facts, "rows": {name: as_json(result) for name, result in results.items()}}
-        target.write_text(json.dumps(everything, indent=2, ensure_ascii=False) + "\n")
-        print(f"\nwritten to {target}")
+    if measured and options.json is not None:
+        options.json.unlink(missing_ok=True)
+        keep(facts, measured, options.json)
+    elif measured and not options.short:
+        report.write(keep(facts, measured, report.RESULTS))
+        print(f"\nwritten to {report.RESULTS} and {report.PAGE}")
     if not finished:
         print("stopped: the rows above are what was measured", file=sys.stderr)
         return 130

@@ -48,11 +48,22 @@ class Lab:
 
     @property
     def gateway(self) -> Process:
-        """A gateway with the settings that users get."""
+        """A gateway with the settings that users get, but for the sweep."""
         return self._share("gateway", self.new_gateway)
 
     def new_gateway(self, **settings: object) -> Process:
+        """None of them looks after runs of rows that are over: whoever follows one would read for that."""
+        settings = {"sweep": 3600, **settings}
         return self.start(processes.gateway(self.directory, self.redis.port, self.namespace, settings))
+
+    def fresh(self, **settings: object) -> Process:
+        """A gateway that has served nobody yet; the shared one where only counts matter, which needs no start."""
+        return self.gateway if self.short else self.new_gateway(**settings)
+
+    def let_go(self, gateway: Process) -> None:
+        """Stop one that is not shared."""
+        if not self.short:
+            gateway.stop()
 
     def start(self, process: Process) -> Process:
         """Have a process stopped with the lab, if it still runs then."""
@@ -70,7 +81,7 @@ class Lab:
         """This process's own broker: what a worker has."""
         if self._broker is None:
             url = f"redis://127.0.0.1:{self.redis.port}/0"
-            settings = Settings(redis_url=url, namespace=self.namespace)
+            settings = Settings(redis_url=url, namespace=self.namespace, run_max_items=1_000_000)
             self._broker = Broker(await Store.connect(url, settings), settings)
         return self._broker
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from urllib.request import urlopen
 
-from bench import processes
-from bench.fanout import start_nchan
+from bench import peers
 from bench.lab import Lab
+from bench.peers import Load, Peer
 from bench.processes import Missing, Process
 from bench.results import Result, Row
 from bench.sink import Sink, Spec
@@ -30,23 +31,22 @@ async def run(lab: Lab) -> Result:
 
 
 async def _peers(lab: Lab, viewers: int, ours: float, result: Result) -> None:
-    try:
-        nchan = start_nchan(lab)
-        lab.tell(f"{viewers} idle viewers: Nchan")
-        theirs = await _grown(nchan, "/memory/sub?id=idle", viewers, 5)
-        result.figures["KB a viewer, Nchan"] = round(theirs / 1024, 1)
-        result.at_most("memory / Nchan", ours / theirs, 1.3)
-    except Missing as missing:
-        result.notes.append(str(missing))
-    try:
-        peer = lab.start(processes.sse_starlette(lab.directory))
-        lab.tell(f"{viewers} idle viewers: sse-starlette")
-        theirs = await _grown(peer, "/stream", viewers, 5)
-        peer.stop()
-        result.figures["KB a viewer, sse-starlette"] = round(theirs / 1024, 1)
-        result.at_most("memory / sse-starlette", ours / theirs, 0.4)
-    except Missing as missing:
-        result.notes.append(str(missing))
+    ways: list[tuple[Callable[[], Peer], float]] = [
+        (lambda: peers.nchan(lab)[0], 1.3),
+        (lambda: peers.python_queues(lab, "sse-starlette"), 0.4),
+    ]
+    for make, limit in ways:
+        try:
+            peer = make()
+        except Missing as missing:
+            result.notes.append(f"left out: {missing}")
+            continue
+        lab.tell(f"{viewers} idle viewers: {peer.name}")
+        async with peer.channel(Load(viewers, 0, 1, 0.0)) as channel:
+            theirs = await _grown(peer.process, channel.path, viewers, 5)
+        peer.process.stop()
+        result.figures[f"KB a viewer, {peer.name}"] = round(theirs / 1024, 1)
+        result.at_most(f"memory / {peer.name}", ours / theirs, limit)
 
 
 async def _grown(server: Process, path: str, viewers: int, first: int, ours: Result | None = None) -> float:

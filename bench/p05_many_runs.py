@@ -25,7 +25,7 @@ async def run(lab: Lab) -> Result:
     broker = await lab.broker()
     lab.tell(f"making {runs} runs")
     records = [await claimed(broker) for _ in range(runs)]
-    gateway = lab.new_gateway()
+    gateway = lab.fresh()
     lab.tell(f"{runs} runs × {_VIEWERS} viewers × {1 / pause:.0f} items a second")
     paths = [lab.path(record.run_id) for record in records for _ in range(_VIEWERS)]
     async with Sink(Spec(gateway.port, paths, items, timeout=120)) as sink:
@@ -34,7 +34,7 @@ async def run(lab: Lab) -> Result:
         seen = await sink.seen()
         cpu, took = gateway.cpu() - before, time.monotonic() - began
         connections = gateway.connections_to(lab.redis.port)
-    gateway.stop()
+    lab.let_go(gateway)
     return _result(seen, runs, items, cpu, took, connections, broker.settings.lanes)
 
 

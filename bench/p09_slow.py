@@ -24,8 +24,8 @@ _MIB = 1 << 20
 
 async def run(lab: Lab) -> Result:
     result = Result()
-    items = lab.size(3_932, 400)
-    gateway = lab.new_gateway()
+    items = lab.size(3_932, 200)
+    gateway = lab.fresh()
     alone, beside, grown = [], [], 0
     for turn in range(lab.size(3, 1)):
         lab.tell("healthy viewers alone")
@@ -46,7 +46,7 @@ async def run(lab: Lab) -> Result:
     result.check("memory grew by at most viewers × high water + 16 MiB", grown <= allowed)
     ratios = [b / a for a, b in zip(alone, beside, strict=True)]
     result.at_most("healthy p99 / without the slow ones", median(ratios), 1.5)
-    gateway.stop()
+    lab.let_go(gateway)
     return result
 
 

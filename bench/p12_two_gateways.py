@@ -27,12 +27,13 @@ async def run(lab: Lab) -> Result:
     result = Result()
     counts: list[Counter[str]] = []
     for number in (1, 2):
-        gateways = [lab.new_gateway(sweep=3600) for _ in range(number)]
+        gateways = [lab.fresh(), *[lab.new_gateway() for _ in range(number - 1)]]
         servers = " ".join(f"server 127.0.0.1:{gateway.port};" for gateway in gateways)
         proxy = lab.start(processes.nginx(lab.directory, _PROXY.format(servers=servers)))
         lab.tell(f"{number} gateway, {number * viewers} viewers")
         counts.append(await _commands(lab, proxy.port, number * viewers, items, result))
-        for process in (proxy, *gateways):
+        lab.let_go(gateways[0])
+        for process in (proxy, *gateways[1:]):
             process.stop()
     one, two = counts
     result.figures |= {

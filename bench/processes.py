@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["Missing", "Process", "compile_floor", "gateway", "nginx", "redis", "sse_starlette"]
+__all__ = ["ROOT", "Missing", "Process", "compile_floor", "free_port", "gateway", "nginx", "redis"]
 
 ROOT = Path(__file__).resolve().parent.parent
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -40,13 +40,15 @@ def _die_with_parent() -> None:
 class Process:
     """A server process. ``cpu`` and ``rss`` are those of the process at ``pid``, without its children."""
 
-    def __init__(self, command: Sequence[str], port: int, *, env: Mapping[str, str] | None = None, log: Path) -> None:
+    def __init__(
+        self, command: Sequence[str], port: int, *, env: Mapping[str, str] | None = None, log: Path, cwd: Path = ROOT
+    ) -> None:
         self.port = port
         self._log = log
         with log.open("wb") as out:
             self._popen = subprocess.Popen(
                 command,
-                cwd=ROOT,
+                cwd=cwd,
                 env={**os.environ, **(env or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -156,15 +158,3 @@ def compile_floor(directory: Path) -> Path:
     if not program.exists():
         subprocess.run([compiler, "-O2", "-o", str(program), str(ROOT / "bench" / "floor.c")], check=True)
     return program
-
-
-def sse_starlette(directory: Path) -> Process:
-    """A peer in Python: an idle stream of sse-starlette under uvicorn, where that is installed."""
-    try:
-        import sse_starlette  # type: ignore[import-not-found]  # noqa: F401
-    except ImportError:
-        raise Missing("sse-starlette is not installed (pip install sse-starlette)") from None
-    port = free_port()
-    command = [sys.executable, "-m", "uvicorn", "bench.peer_sse:app", "--port", str(port), "--loop", "uvloop"]
-    command += ["--http", "httptools", "--log-level", "warning", "--backlog", "4096"]
-    return Process(command, port, log=directory / f"peer-{port}.log").ready()

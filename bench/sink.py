@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import select
 import socket
@@ -20,8 +21,6 @@ from typing import Any
 __all__ = ["Seen", "Sink", "Spec"]
 
 _ITEM = re.compile(rb"id: [^\n]*:(\d+)\nevent: (?!cursor)")
-_MARK = b"id: "
-"""What each frame of an item begins with, ours and the peers', and no control frame."""
 _TS = b'"ts":'
 
 
@@ -31,7 +30,8 @@ class Spec:
 
     ``checked``: of so many connections (default: all) every frame is looked at, and the order of the seqs in their
     ids. Of the others frames are only counted: a sink that cannot keep up changes what sending costs.
-    ``after``: the seq after which the frames begin.
+    ``after``: the seq after which the frames begin. ``mark``: what each frame of an item has, and no control frame.
+    ``nice``: how much the process of this sink stands back behind others.
     """
 
     port: int
@@ -41,6 +41,8 @@ class Spec:
     after: int = 0
     timeout: float = 60.0
     headers: Sequence[str] = ()
+    mark: str = "id: "
+    nice: int = 0
 
 
 @dataclass
@@ -74,6 +76,7 @@ class _Eyes:
 
     def __init__(self, spec: Spec) -> None:
         self.spec, self.seen = spec, Seen()
+        self.mark = spec.mark.encode()
         self.poll = select.epoll()
         self.viewers: dict[int, _Viewer] = {}
         self.waiting = 0
@@ -128,8 +131,8 @@ class _Eyes:
         if viewer.checked or self.spec.frames is None:
             self.check(viewer, seen)
         else:
-            viewer.rest = seen[-len(_MARK) + 1 :]
-            self.add(viewer, seen.count(_MARK))
+            viewer.rest = seen[-len(self.mark) + 1 :]
+            self.add(viewer, seen.count(self.mark))
 
     def check(self, viewer: _Viewer, seen: bytes) -> None:
         cut = seen.rfind(b"\n\n") + 2
@@ -163,6 +166,7 @@ class _Eyes:
 def main() -> None:
     told = open(0, "rb", buffering=0, closefd=False)  # unbuffered, so that epoll sees every line  # noqa: SIM115
     eyes = _Eyes(Spec(**json.loads(told.readline())))
+    os.nice(eyes.spec.nice)
     eyes.open()
     print("ready", flush=True)
     eyes.watch()

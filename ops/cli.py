@@ -34,6 +34,7 @@ _COMMANDS = {
     "merge": ("ops.merge", "merge", "A recorded response of a model provider as one merged message."),
     "budget": ("ops.budget", "budget", "What runs cost today, and the caps."),
     "audit": ("ops.audit", "audit", "Who did what, when, and what it cost, as lines of JSON."),
+    "plan": ("ops.plan", "plan", "What a load needs, and what would break first."),
     "doctor": ("ops.doctor", "doctor", "What is configured, reachable, misconfigured."),
 }
 

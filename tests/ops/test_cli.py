@@ -17,7 +17,7 @@ from tests.ops.conftest import Command
 DOCS = Path(__file__).parents[2] / "docs" / "commands.md"
 NAMES = [
     *("up", "serve", "worker", "run", "tail", "replay", "runs", "show", "input", "task"),
-    *("cancel", "artifacts", "export", "import", "merge", "budget", "audit", "doctor"),
+    *("cancel", "artifacts", "export", "import", "merge", "budget", "audit", "plan", "doctor"),
 ]
 
 
@@ -32,7 +32,7 @@ def test_every_command_is_there_and_takes_a_store() -> None:
     found = commands()
     assert list(found) == NAMES
     for name, command in found.items():
-        if name == "merge":  # works on a file
+        if name in ("merge", "plan"):  # they work on a file, and on figures
             continue
         for part in command.commands.values() if isinstance(command, click.Group) else [command]:
             assert "--redis" in {option for parameter in part.params for option in parameter.opts}, (name, part.name)

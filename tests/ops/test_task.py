@@ -58,6 +58,14 @@ def test_a_task_is_made_watched_and_approved(runcast: Command, worker: Process, 
     assert runcast("task", "cancel", task_id).code == 6
 
 
+def test_what_is_decided_while_no_worker_is_there_is_shown(runcast: Command, plan: str) -> None:
+    task_id = runcast("task", "new", "Tidy up.", "--plan", plan, "--runner", "scripted", "--detach").out.strip()
+    assert runcast("task", "approve", task_id, "2", "--by", "ann", "--reason", "fine").code == 0
+    shown = runcast("task", "show", task_id).out
+    assert "decided, waits for a worker: step approved 2 by ann: fine" in shown
+    assert "2. approved" in shown
+
+
 def test_a_task_is_cancelled(runcast: Command, worker: Process, plan: str) -> None:
     task_id = runcast("task", "new", "Tidy up.", "--plan", plan, "--runner", "scripted", "--detach").out.strip()
     assert runcast("task", "cancel", task_id, "--reason", "enough").code == 0
@@ -73,27 +81,39 @@ def test_what_is_no_task(runcast: Command, tmp_path: Path) -> None:
     refused = runcast("task", "new", "Goal.", "--plan", str(tmp_path / "plan.json"), "--detach")
     assert refused.code == 2
     assert "missing required field `instruction`" in refused.err
+    assert runcast("task", "new", "Goal.", "--plan", str(tmp_path / "none.json"), "--detach").code == 2
 
 
 def host(name: str, identity: str) -> Host:
     return Host(name=name, identity=identity, path=f"/tasks/{identity}", at=1.0)
 
 
+A, B, A2 = host("a", "1"), host("b", "1"), host("a", "2")
+
+
 @pytest.mark.parametrize(
-    ("hosts", "state", "says"),
+    ("hosts", "identity", "state", "says"),
     [
-        ([], State.OK, "no worker has said"),
-        ([host("a", "1")], State.OK, "one host works on tasks: a"),
-        ([host("a", "1"), host("b", "1")], State.OK, "2 hosts share it (a, b)"),
-        ([host("a", "1"), host("b", "2")], State.WRONG, "a: /tasks/1; b: /tasks/2"),
-        ([host("a", "1"), host("a", "2")], State.WRONG, "not the same directory"),
+        ([], None, State.OK, "no worker has said"),
+        ([A], "1", State.OK, "one host works on tasks: a"),
+        ([A, B], "1", State.OK, "2 hosts share it (a, b)"),
+        ([A, host("b", "2")], "1", State.WRONG, "a: /tasks/1; b: /tasks/2"),
+        ([A, A2], "1", State.WRONG, "not the same directory"),
+        ([A], None, State.NOTE, "/tasks, which is not the directory of the workers that there are (a: /tasks/1)"),
+        ([A, B], "3", State.NOTE, "(a: /tasks/1; b: /tasks/1)"),
     ],
 )
-def test_doctor_says_whether_the_task_path_is_shared(hosts: list[Host], state: State, says: str) -> None:
-    found = of_hosts(hosts, "/tasks")
+def test_doctor_says_whether_the_task_path_is_shared(
+    hosts: list[Host], identity: str | None, state: State, says: str
+) -> None:
+    found = of_hosts(hosts, "/tasks", identity)
     assert found.state is state
     assert says in found.found
     assert (len({h.name for h in hosts}) == 2 and state is State.OK) or "one shared RUNCAST_TASKS_DIR" in found.hint
+
+
+def test_doctor_has_nothing_against_a_host_that_works_on_none() -> None:
+    assert of_hosts([A], "").state is State.OK
 
 
 def test_doctor_names_the_task_path(runcast: Command, worker: Process) -> None:
