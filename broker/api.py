@@ -39,7 +39,9 @@ from broker.viewer import Viewer
 __all__ = ["Broker", "StreamEntry", "open"]
 
 _AHEAD = 1_000
-"""Items that a slow consumer in this process may have waiting before it is demoted to reading at its own pace."""
+_AHEAD_BYTES = 1 << 20
+"""Items, and bytes of them, that a slow consumer in this process may have waiting before it is demoted to reading at
+its own pace. It is waited for as long as it takes."""
 
 
 @dataclass(frozen=True)
@@ -217,14 +219,16 @@ class _Inbox:
     def __init__(self, run_id: str, modes: Mode, after: int, compact: bool) -> None:
         self._run_id, self._seq = run_id, after
         self._waiting: deque[Entry | _Control] = deque()
+        self._size = 0
         self._filled = asyncio.Event()
         self._closed = False
         self.viewer = Viewer(run_id, format=_ENTRIES, modes=modes, seq=after, write=self._write, compact=compact)
 
     def _write(self, payload: tuple[Entry | _Control, ...]) -> None:
         self._waiting.extend(payload)
+        self._size += sum([_size(part) for part in payload])
         self._filled.set()
-        if len(self._waiting) > _AHEAD:
+        if len(self._waiting) > _AHEAD or self._size > _AHEAD_BYTES:
             self.viewer.pause()
 
     def close(self) -> None:
@@ -235,7 +239,8 @@ class _Inbox:
         while True:
             while self._waiting:
                 taken = self._waiting.popleft()
-                if self.viewer.paused and len(self._waiting) <= _AHEAD // 4:
+                self._size -= _size(taken)
+                if self.viewer.paused and len(self._waiting) <= _AHEAD // 4 and self._size <= _AHEAD_BYTES // 4:
                     self.viewer.resume()
                 if (entry := self._entry(taken)) is not None:
                     yield entry
@@ -254,6 +259,10 @@ class _Inbox:
         if taken.type == "reset":
             self._seq = 0
         return StreamEntry(self._run_id, self._seq, taken.type, msgspec.json.encode(taken.fields))
+
+
+def _size(part: Entry | _Control) -> int:
+    return len(part.data) if isinstance(part, Entry) else 0
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from broker import metrics
-from broker.chunks import Chunk, cut
+from broker.chunks import PART_BYTES, Chunk
 from broker.errors import RuncastError, RunNotFound, StoreUnavailable
 from broker.group import Group, is_no_loss, trailing_hidden
 from broker.items import FENCES, STATUS_OF_FENCE, Entry, Mode
@@ -70,11 +70,17 @@ class Feed:
         self.viewers[viewer] = None
         if follow and not self.following and not self.ended and self._suspect is None:
             self._follow()
+        self._weigh()
 
     def leave(self, viewer: Viewer) -> None:
         self.detach(viewer)
         self.viewers.pop(viewer, None)
+        self._weigh()
         viewer.feed = None
+
+    def _weigh(self) -> None:
+        if self._subscription is not None:
+            self._subscription.weight = len(self.viewers)
 
     def close(self) -> None:
         self.closed = True
@@ -87,6 +93,7 @@ class Feed:
     def _follow(self) -> None:
         key, after = self.hub.log.items_key(self.run_id), b"%d-0" % self.window.seq
         self._subscription = self.hub.tail.subscribe(key, after, self._on_entries, run_id=self.run_id)
+        self._weigh()
 
     def _unfollow(self) -> None:
         if self._subscription is not None:
@@ -103,7 +110,8 @@ class Feed:
     async def settle(self, viewer: Viewer) -> None:
         """Bring a viewer to the seam and attach it. Returns when it is live, or paused, or finished."""
         while not (viewer.live or viewer.paused or viewer.closed):
-            if not self.attach(viewer):
+            await self.hub.turns.take()
+            if not (viewer.live or viewer.paused or viewer.closed or self.attach(viewer)):
                 await self._catch_up(viewer)
 
     # The seam.
@@ -120,7 +128,8 @@ class Feed:
         return LogState("running", self.epoch, 0, window.first, window.seq, size)
 
     def attach(self, viewer: Viewer) -> bool:
-        """Make a viewer live in this step, if the window holds its seq. False: it must read the log first."""
+        """Make a viewer live in this step, if the window holds its seq; or write it a part of what it lacks, where
+        that is more than one. False: it must read the log first."""
         if not (self.following or self.ended):
             return False
         place = self.window.place(viewer.seq)
@@ -130,14 +139,11 @@ class Feed:
             self.ahead[viewer] = None
             viewer.live = True
             return True
-        missing = self.window.since(viewer.seq)
-        for _, part in cut(viewer.seq, missing):  # a slow socket is not given a whole window at once
-            self._write(viewer, part, None)
-            if viewer.closed or viewer.paused:
-                return True
-        if self.ended and not missing:
+        if missing := self.window.since(viewer.seq, PART_BYTES):  # a slow socket is not given a whole window at once
+            self._write(viewer, missing, None)
+        elif self.ended:
             self._end(viewer)
-        if not viewer.closed:
+        if viewer.seq == self.window.seq and not (viewer.closed or viewer.paused):
             self._join(viewer)
         return True
 
@@ -146,10 +152,13 @@ class Feed:
         group = self.groups.get(key)
         if group is None:
             group = self.groups[key] = Group(viewer.format, viewer.modes, viewer.framing)
-        group.viewers[viewer] = viewer.write
+        group.add(viewer)
         if viewer.hidden > group.hidden:
             group.hide(viewer.hidden - group.hidden)
         viewer.live = True
+        if viewer.demoted:
+            viewer.demoted = False
+            metrics.RETURNED.inc()
 
     def detach(self, viewer: Viewer) -> None:
         """Take a viewer out of the live group or the floor list; it then stands at its own ``seq``."""
@@ -162,18 +171,18 @@ class Feed:
         if viewer in self.ahead:
             del self.ahead[viewer]
             return
-        key = (viewer.format.name, viewer.modes, viewer.framing)
-        group = self.groups.get(key)
-        if group is None or viewer not in group.viewers:
+        group = viewer.group
+        if group is None:
             return
         viewer.seq, viewer.hidden = self.window.seq, group.hidden
-        del group.viewers[viewer]
+        group.remove(viewer)
         if not group.viewers:
-            del self.groups[key]
+            del self.groups[viewer.format.name, viewer.modes, viewer.framing]
 
     def demote(self, viewer: Viewer) -> None:
         """A live viewer's socket is full: from here on it reads its own range, at its own pace."""
         metrics.DEMOTED.inc()
+        viewer.demoted = True
         self.detach(viewer)
         viewer.signal()
 
@@ -257,7 +266,9 @@ class Feed:
 
     def _dissolve(self, key: tuple[str, Mode, Framing]) -> None:
         """End a group's viewers at once: nothing may be written behind what they got last."""
-        for viewer in self.groups.pop(key).viewers:
+        group = self.groups.pop(key)
+        for viewer in list(group.viewers):
+            group.remove(viewer)
             viewer.live = False
             viewer.finish("recovery")
 
@@ -313,7 +324,7 @@ class Feed:
             if viewer.closed or viewer.seq != after or viewer.live or self.epoch != epoch:
                 return  # it left, or a rewind moved it meanwhile
             if chunk.entries:
-                self._write_parts(viewer, chunk)
+                await self._write_parts(viewer, chunk, epoch)
             else:
                 await self._explain_nothing(viewer)
         except StoreUnavailable:
@@ -321,15 +332,21 @@ class Feed:
         except RunNotFound:
             viewer.finish("gone")
 
-    def _write_parts(self, viewer: Viewer, chunk: Chunk) -> None:
-        """A part at a time, so that a slow socket is never given a whole read at once."""
+    async def _write_parts(self, viewer: Viewer, chunk: Chunk, epoch: int) -> None:
+        """A part at a time, so that a slow socket is never given a whole read at once; each in a turn of its own, so
+        that live viewers wait for one part at most, however many others catch up."""
         if chunk.after == viewer.seq and chunk.first > viewer.seq + 1:
             self._tell_gap(viewer, chunk.first, max(chunk.last, self.window.seq))
             viewer.seq = chunk.after
-        for part, payload in chunk.behind(viewer, viewer.seq, self._render_for):
-            self._write(viewer, part, payload)
-            if viewer.paused or viewer.closed:
+        while not (viewer.paused or viewer.closed):
+            after = viewer.seq
+            await self.hub.turns.take()
+            if viewer.paused or viewer.closed or viewer.seq != after or self.epoch != epoch:
+                return  # it left, or a rewind moved it meanwhile
+            part = next(chunk.behind(viewer, after, self._render_for), None)
+            if part is None:
                 return
+            self._write(viewer, *part)
 
     def _render_for(self, viewer: Viewer, entries: Sequence[Entry]) -> Any:
         metrics.RENDERS.inc()
@@ -471,9 +488,7 @@ class Feed:
     # Time.
 
     def tick(self, now: float) -> Behind:
-        """Heartbeats in silence, cursors for hidden items, and an end for viewers that take nothing.
-
-        Returns how many are not live."""
+        """Heartbeats in silence, and cursors for hidden items. Returns how many viewers are not live."""
         s = self.hub.settings
         reading = paused = 0
         for group in list(self.groups.values()):
@@ -486,10 +501,6 @@ class Feed:
         for viewer in list(self.viewers):
             if viewer.paused:
                 paused += 1
-                if now - viewer.paused_at >= s.stall_limit:
-                    viewer.finish("stalled")
-                    if viewer.abort is not None:
-                        viewer.abort()
             elif not viewer.live or viewer in self.ahead:
                 reading += 1
                 if now - viewer.last_write >= s.heartbeat:

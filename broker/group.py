@@ -16,7 +16,7 @@ __all__ = ["Group", "is_no_loss", "trailing_hidden"]
 class Group:
     """Live viewers that receive the same bytes."""
 
-    __slots__ = ("format", "framing", "hidden", "hidden_since", "last_write", "modes", "viewers")
+    __slots__ = ("format", "framing", "hidden", "hidden_since", "last_write", "modes", "viewers", "written")
 
     def __init__(self, format: Format, modes: Mode, framing: Framing) -> None:
         self.format, self.modes, self.framing = format, modes, framing
@@ -25,6 +25,18 @@ class Group:
         self.hidden = 0
         self.hidden_since = 0.0
         self.last_write = time.monotonic()
+        self.written = 0
+        """Bytes that each of its viewers was written by now; one that came later, less what was written before."""
+
+    def add(self, viewer: Viewer) -> None:
+        self.viewers[viewer] = viewer.write
+        viewer.group = self
+        viewer.sent -= self.written
+
+    def remove(self, viewer: Viewer) -> None:
+        del self.viewers[viewer]
+        viewer.group = None
+        viewer.sent += self.written
 
     def write(self, payload: Any) -> None:
         if not payload:
@@ -33,6 +45,7 @@ class Group:
         framed = self.framing(payload)
         if type(framed) is bytes:
             metrics.STREAM_BYTES.inc(len(framed) * len(self.viewers))
+            self.written += len(framed)
         for write in self.viewers.values():
             write(framed)
 

@@ -6,7 +6,7 @@ viewer that is behind reads the log in byte-bounded chunks, shared with others a
 holds its seq; then it is attached in one event-loop step (docs/architecture.md, decisions 3, 5 and 6).
 
 A viewer whose socket is full leaves its group and reads its own range again once the socket has drained. Nobody is
-dropped in silence; a viewer that takes nothing for ``stall_limit`` seconds is cut and counted.
+dropped in silence; those that take nothing, or for whom too much waits, are ended by ``broker.backlog``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import random
 import time
 
 from broker import metrics
+from broker.backlog import Backlog
 from broker.chunks import ChunkCache
 from broker.errors import RuncastError, RunNotFound, StoreUnavailable
 from broker.feed import Feed
@@ -24,6 +25,7 @@ from broker.log import LogState, RunLog
 from broker.logs import unbound
 from broker.settings import Settings
 from broker.tail import Subscription, Tail
+from broker.turns import Turns
 from broker.viewer import Viewer
 
 __all__ = ["Hub"]
@@ -39,7 +41,12 @@ class Hub:
     def __init__(self, run_log: RunLog, tail: Tail, settings: Settings) -> None:
         self.log, self.tail, self.settings = run_log, tail, settings
         self.reads = asyncio.Semaphore(settings.reads_at_once)
+        self.turns = Turns()
+        """Whoever catches up writes each part in a turn of its own: live viewers' items wait for no more than that."""
         self.chunks = ChunkCache(_CACHE_BYTES)
+        self.backlog = Backlog(settings.viewers_memory, settings.stall_limit)
+        self.tells_lag = True
+        """Whether it measures the event loop: not where a worker of this process does."""
         self.feeds: dict[str, Feed] = {}
         self._attended: dict[Viewer, asyncio.Task[None]] = {}
         """Hosted viewers that catch up, with the tasks that do it."""
@@ -92,8 +99,8 @@ class Hub:
         except Exception:
             log.exception("a viewer of run %s could not be served", viewer.run_id)
             viewer.finish("failed")
-            if viewer.abort is not None:
-                viewer.abort()
+            if viewer.peer is not None:
+                viewer.peer.abort()
         finally:
             del self._attended[viewer]
             if viewer.closed:
@@ -124,9 +131,11 @@ class Hub:
         feed = viewer.feed
         if feed is None:
             return
+        now = time.monotonic()
         feed.leave(viewer)
+        self.backlog.left(viewer, now)
         metrics.VIEWERS.dec()
-        metrics.STREAM_SECONDS.labels(viewer.reason or "left").observe(time.monotonic() - viewer.began)
+        metrics.STREAM_SECONDS.labels(viewer.reason or "left").observe(now - viewer.began)
         if not feed.viewers and self.feeds.get(viewer.run_id) is feed:
             del self.feeds[viewer.run_id]
             metrics.FEEDS.dec()
@@ -137,14 +146,20 @@ class Hub:
         return sum(len(feed.viewers) for feed in self.feeds.values())
 
     def drain(self) -> None:
-        """End every stream at a frame boundary, each with a jittered ``retry:``; viewers come back elsewhere."""
+        """End every stream at a frame boundary, each with a jittered ``retry:``; viewers come back elsewhere.
+
+        Nobody waits for those that do not read: their connections are closed behind what was written.
+        """
         if self._draining:
             return
         self._draining = True
         for feed in list(self.feeds.values()):
             for viewer in list(feed.viewers):
                 feed.detach(viewer)
+                slow = viewer.peer if viewer.peer is not None and viewer.peer.waiting() else None
                 self._send_off(viewer)
+                if slow is not None:
+                    slow.close()
 
     def _send_off(self, viewer: Viewer) -> None:
         retry = int(self.settings.retry_ms * random.uniform(0.5, 1.5))
@@ -164,11 +179,15 @@ class Hub:
         while True:
             await asyncio.sleep(pause)
             now = time.monotonic()
-            metrics.LOOP_LAG.observe(max(now - due, 0.0))
+            if self.tells_lag:
+                metrics.LOOP_LAG.observe(max(now - due, 0.0))
+            metrics.LOOP_TASKS.set(len(asyncio.all_tasks()))
             self._tick(now)
             due = time.monotonic() + pause
 
     def _tick(self, now: float) -> None:
+        # Ahead of the feeds: what they write now has not had a moment to go.
+        self.backlog.look([viewer for feed in self.feeds.values() for viewer in feed.viewers], now)
         reading = paused = 0
         for feed in list(self.feeds.values()):
             try:

@@ -36,13 +36,16 @@ __all__ = [
     "LANE_READS",
     "LIVE_RUNS",
     "LOOP_LAG",
+    "LOOP_TASKS",
     "OUTAGES",
     "RANGE_READS",
     "RENDERS",
     "REPEATED",
     "RESENT",
     "RESERVATIONS_ABANDONED",
+    "RESET",
     "RETRIES",
+    "RETURNED",
     "RUNS_SETTLED",
     "SESSION_FREED_LATE",
     "SESSION_REFUSED",
@@ -63,6 +66,7 @@ __all__ = [
     "TRUNCATED_BYTES",
     "VIEWERS",
     "VIEWERS_BEHIND",
+    "WAITING",
 ]
 
 _STORE = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2)
@@ -114,6 +118,7 @@ LOOP_LAG = Histogram(
     "How much later than it should a timer of the process's event loop fires",
     buckets=_LAG,
 )
+LOOP_TASKS = Gauge("runcast_event_loop_tasks", "Tasks of the process's event loop", multiprocess_mode="livesum")
 
 FOLLOWED = Gauge("runcast_followed_keys", "Streams that the lanes of this process follow", multiprocess_mode="livesum")
 LANE_READS = Counter("runcast_lane_reads", "Blocking reads that returned, of all lanes")
@@ -139,7 +144,14 @@ DELIVERY_LAG = Histogram(
 RANGE_READS = Counter("runcast_range_reads", "Range reads for viewers that catch up")
 RENDERS = Counter("runcast_renders", "Renderings of a batch for one group of viewers")
 DEMOTED = Counter("runcast_viewers_demoted", "Viewers that left the live group because their socket was full")
+RETURNED = Counter("runcast_viewers_returned", "Demoted viewers that caught up and are back in the live group")
+WAITING = Gauge(
+    "runcast_viewers_waiting_bytes",
+    "Bytes written to viewers that their sockets have not taken",
+    multiprocess_mode="livesum",
+)
 CUT = Counter("runcast_viewers_cut", "Viewers cut off", ["reason"])
+RESET = Counter("runcast_viewers_reset", "Viewers cut off whose connection did not take the rest of a frame either")
 CONTROL_FRAMES = Counter("runcast_control_frames", "Control frames sent to viewers", ["name"])
 
 SESSION_WAITS = Counter("runcast_session_waits", "Runs that had to wait for an earlier one of their session")

@@ -70,6 +70,9 @@ class Settings(BaseSettings):
     read_bytes: int = Field(default=_MIB, ge=1024, description="aim of one range read")
     read_items: int = Field(default=1_000, ge=1)
     reads_at_once: int = Field(default=8, ge=1)
+    pace: float = Field(
+        default=0.02, ge=0, le=1, description="items of a run with many viewers are sent together for so long"
+    )
     heartbeat: float = Field(default=5.0, gt=0)
     cursor_seconds: float = Field(default=5.0, gt=0)
     cursor_items: int = Field(default=500, ge=1)
@@ -77,6 +80,9 @@ class Settings(BaseSettings):
         default=64 * _KIB, ge=1024, description="a socket's send buffer before its viewer is demoted"
     )
     stall_limit: float = Field(default=300.0, gt=0, description="a viewer that takes nothing for so long is cut")
+    viewers_memory: int = Field(
+        default=256 * _MIB, ge=1024, description="what waits for all viewers of a process; beyond, the slowest are cut"
+    )
 
     # The gateway.
     host: str = "127.0.0.1"

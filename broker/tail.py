@@ -41,6 +41,9 @@ Sink = Callable[[RawEntries], None]
 _PACE = 0.005
 """A lane of many streams that is never at rest reads at most so often (seconds): batches, not single items."""
 _PACE_ABOVE = 64
+_REST_EACH = 40e-6
+"""Seconds of pace for each write that a reply led to, some ten times what it takes: the next items go together."""
+_LEAST_REST = 0.001
 _READ_GRACE = 2.0
 _FIRST_COUNT = 16
 _MOVING_PAUSE = 0.1
@@ -53,13 +56,15 @@ def _bulk(value: bytes) -> bytes:
 
 
 class Subscription:
-    """One followed stream. ``after`` is the id of the last entry that the sink was given."""
+    """One followed stream. ``after`` is the id of the last entry that the sink was given; ``weight`` is how many
+    writes one call of the sink leads to."""
 
-    __slots__ = ("_lane", "_packed_id", "after", "key", "packed_key", "run_id", "sink")
+    __slots__ = ("_lane", "_packed_id", "after", "key", "packed_key", "run_id", "sink", "weight")
 
     def __init__(self, lane: _Lane, key: bytes, after: bytes, sink: Sink, run_id: str | None) -> None:
         self._lane = lane
         self.key, self.sink, self.run_id = key, sink, run_id
+        self.weight = 1
         self.packed_key = _bulk(key)
         self.after = after
         self._packed_id = _bulk(after)
@@ -252,9 +257,14 @@ class _Lane:
         finally:
             self._blocked = False
         if reply:
-            self._dispatch(reply)
-            if len(asked) > _PACE_ABOVE and (rest := _PACE - (time.monotonic() - started)) > 0:
+            pace = max(self._pace(self._dispatch(reply)), _PACE if len(asked) > _PACE_ABOVE else 0.0)
+            if (rest := pace - (time.monotonic() - started)) > 0:
                 await asyncio.sleep(rest)
+
+    def _pace(self, writes: int) -> float:
+        """Seconds from one read to the next at least, after one that led to so many writes."""
+        pace = min(writes * _REST_EACH, self._settings.pace)
+        return pace if pace >= _LEAST_REST else 0.0
 
     async def _read_singly(self, asked: list[Subscription]) -> Any:
         await asyncio.sleep(_MOVING_PAUSE)
@@ -273,9 +283,10 @@ class _Lane:
         keys = [head, _bulk(self._wake_key), *[s.packed_key for s in asked]]
         return [b"".join(keys) + _bulk(self._wake_id) + b"".join([s.packed_id for s in asked])]
 
-    def _dispatch(self, reply: Any) -> None:
+    def _dispatch(self, reply: Any) -> int:
+        """Gives everybody what came; → how many writes that led to."""
         metrics.LANE_READS.inc()
-        size = fullest = 0
+        size = fullest = writes = 0
         for key, entries in reply:
             if key == self._wake_key:
                 self._wake_id = entries[-1][0]
@@ -285,7 +296,9 @@ class _Lane:
             for subscription in tuple(self.streams.get(key, ())):
                 if subscription not in self.fresh:
                     self._deliver(subscription, _behind(entries, subscription))
+                    writes += subscription.weight
         self._bound(size, fullest)
+        return writes
 
     @staticmethod
     def _deliver(subscription: Subscription, entries: RawEntries) -> None:

@@ -13,8 +13,9 @@ from broker.tracing import NOTHING, Span
 
 if TYPE_CHECKING:
     from broker.feed import Feed
+    from broker.group import Group
 
-__all__ = ["CHUNKED", "PLAIN", "Format", "Framing", "Viewer"]
+__all__ = ["CHUNKED", "PLAIN", "Format", "Framing", "Peer", "Viewer"]
 
 Framing = Callable[[Any], Any]
 
@@ -54,9 +55,26 @@ class Format(Protocol):
     def end(self, run_id: str, status: str, last_seq: int) -> Any: ...
 
 
+class Peer(Protocol):
+    """The connection behind a viewer. Nothing here blocks or raises, also once the connection is gone."""
+
+    def waiting(self) -> int:
+        """Bytes written and not taken yet: what this viewer costs in memory."""
+        ...
+
+    def close(self) -> None:
+        """The viewer is finished: close behind what was written, so behind a whole frame."""
+        ...
+
+    def abort(self) -> None:
+        """Drop the connection, and what waits with it."""
+        ...
+
+
 class Viewer:
-    """``write`` takes one framed payload of whole frames and must not block; ``abort`` drops the connection;
-    ``on_finish`` completes the response in the very step in which the viewer is finished.
+    """``write`` takes one framed payload of whole frames and must not block; ``on_finish`` completes the response in
+    the very step in which the viewer is finished. ``peer`` is what is watched for progress and can be dropped; a
+    consumer in this process has none, and is waited for as long as it takes.
 
     The owner of the connection calls ``pause`` and ``resume`` as its socket crosses the high- and low-water marks, and
     ``finish("left")`` when the peer is gone. ``seq`` is the last item that was written or filtered out, except while
@@ -65,13 +83,14 @@ class Viewer:
 
     __slots__ = (
         "_signal",
-        "abort",
         "began",
         "closed",
         "compact",
+        "demoted",
         "feed",
         "format",
         "framing",
+        "group",
         "hidden",
         "hosted",
         "last_write",
@@ -79,9 +98,10 @@ class Viewer:
         "modes",
         "on_finish",
         "paused",
-        "paused_at",
+        "peer",
         "reason",
         "run_id",
+        "sent",
         "seq",
         "span",
         "write",
@@ -97,22 +117,30 @@ class Viewer:
         write: Callable[[Any], None],
         framing: Framing = PLAIN,
         compact: bool = False,
-        abort: Callable[[], None] | None = None,
+        peer: Peer | None = None,
     ) -> None:
         self.run_id, self.format, self.modes, self.seq = run_id, format, modes, seq
-        self.write, self.framing, self.compact, self.abort = write, framing, compact, abort
+        self.write, self.framing, self.compact, self.peer = write, framing, compact, peer
         self.on_finish: Callable[[], None] | None = None
         self.feed: Feed | None = None
+        self.group: Group | None = None
         self.live = self.paused = self.closed = False
+        self.demoted = False
+        """It left the live group because its socket was full, and is not back yet."""
+        self.sent = 0
         self.hosted = False
         """Nobody waits in ``signalled`` while nothing is to be done: the hub is told of changes (``Hub.host``)."""
-        self.paused_at = 0.0
         self.hidden = 0
         self.began = self.last_write = time.monotonic()
         self.reason = ""
         self.span: Span = NOTHING
         """Lasts as long as the viewer, where there are traces."""
         self._signal: asyncio.Future[None] | None = None
+
+    @property
+    def given(self) -> int:
+        """Bytes written to it so far, alone or with its group."""
+        return self.sent if self.group is None else self.sent + self.group.written
 
     def send(self, payload: Any) -> None:
         """Write one payload of whole frames to this viewer alone."""
@@ -121,12 +149,13 @@ class Viewer:
             framed = self.framing(payload)
             if type(framed) is bytes:
                 metrics.STREAM_BYTES.inc(len(framed))
+                self.sent += len(framed)
             self.write(framed)
 
     def pause(self) -> None:
         """The socket is full: leave the live group, where it is in one."""
         if not self.paused:
-            self.paused, self.paused_at = True, time.monotonic()
+            self.paused = True
             if self.live and self.feed is not None:
                 self.feed.demote(self)
 

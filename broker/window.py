@@ -68,13 +68,22 @@ class Window:
             return Place.AHEAD
         return Place.INSIDE if after >= self.first - 1 else Place.BEHIND
 
-    def since(self, after: int) -> list[Entry]:
-        """What follows ``after``, which must be INSIDE."""
+    def since(self, after: int, most: int | None = None) -> list[Entry]:
+        """What follows ``after``, which must be INSIDE; ``most``: one entry, and more up to so many bytes of data."""
         count = self.seq - after
         if count < 0 or count > len(self._entries):
             raise ValueError(f"{after} is not inside {self.first - 1}..{self.seq}")
         start = len(self._entries) - count
-        return [self._entries[i] for i in range(start, len(self._entries))] if count else []
+        if most is None:
+            return [self._entries[i] for i in range(start, len(self._entries))] if count else []
+        found: list[Entry] = []
+        for i in range(start, len(self._entries)):
+            entry = self._entries[i]
+            most -= len(entry.data)
+            if most < 0 and found:
+                break
+            found.append(entry)
+        return found
 
     def push(self, batch: Sequence[Entry]) -> None:
         """Append entries that follow ``seq`` without a hole."""

@@ -48,17 +48,14 @@ async def through_asgi(
 
     pumping, serving = asyncio.create_task(pump()), asyncio.create_task(serve())
     watching = asyncio.create_task(watch())
-
-    def abort() -> None:
-        pumping.cancel()  # a send that takes nothing would wait for ever
-
-    viewer.abort = abort
+    outbox.pumping, viewer.peer = pumping, outbox
     try:
         await asyncio.wait((pumping,))
     finally:
         viewer.finish("left")
         pumping.cancel()
         watching.cancel()
+        outbox.clear()
         results = await asyncio.gather(pumping, serving, watching, return_exceptions=True)
     for result in results:
         if isinstance(result, Exception):
@@ -66,13 +63,17 @@ async def through_asgi(
 
 
 class _Outbox:
-    """Frames that wait for ``send``. Past the high-water mark the viewer is paused, as a full socket would."""
+    """Frames that wait for ``send``, and those in it. Past the high-water mark the viewer is paused.
+
+    It is the viewer's ``Peer``, too.
+    """
 
     def __init__(self, viewer: Viewer, high_water: int) -> None:
         self._viewer, self._high = viewer, high_water
         self._frames: deque[bytes] = deque()
-        self._size = 0
+        self._size = self._sending = 0
         self._closed = False
+        self.pumping: asyncio.Task[None] | None = None
         self._filled = asyncio.Event()
 
     def write(self, frames: bytes) -> None:
@@ -82,20 +83,34 @@ class _Outbox:
         if self._size > self._high:
             self._viewer.pause()
 
+    def waiting(self) -> int:
+        return self._size + self._sending
+
+    def abort(self) -> None:
+        """A send that takes nothing would wait for ever."""
+        if self.pumping is not None:
+            self.pumping.cancel()
+        self.clear()
+
+    def clear(self) -> None:
+        self._frames.clear()
+        self._size = self._sending = 0
+
     def close(self) -> None:
         self._closed = True
         self._filled.set()
 
     async def take(self) -> bytes | None:
-        """Everything that waits, ``None`` after the last of it."""
+        """Everything that waits, ``None`` after the last of it. What was taken before has been sent."""
+        self._sending = 0
         while not self._frames:
             if self._closed:
                 return None
             self._filled.clear()
             await self._filled.wait()
         body = b"".join(self._frames)
-        self._frames.clear()
-        self._size = 0
+        self.clear()
+        self._sending = len(body)
         if self._viewer.paused:
             self._viewer.resume()
         return body

@@ -49,7 +49,7 @@ class Owner:
             yield
         finally:
             staying.cancel()
-            left = viewer.reason in ("left", "stalled", "")
+            left = viewer.reason in ("left", "stalled", "memory", "")
             task = asyncio.create_task(self._leave(staying, grace=left), name=f"owner of {self._run_id} left")
             _pending.add(task)
             task.add_done_callback(_pending.discard)

@@ -89,6 +89,7 @@ async def serve(serving: Serving, scope: Scope, receive: Receive, send: Send) ->
         return
     response: StreamResponse = open_response()
     if response.closed:
+        response.lost()  # an answer that nobody waits for is none that is missing
         return
     _connect(response, viewer, serving.headers, settings)
     if serving.owner is not None:
@@ -108,7 +109,7 @@ def nowhere(_: Any) -> None:
 
 
 def _connect(response: StreamResponse, viewer: Viewer, headers: Sequence[Header], settings: Settings) -> None:
-    viewer.write, viewer.framing, viewer.abort = response.write, response.framing, response.abort
+    viewer.write, viewer.framing, viewer.peer = response.write, response.framing, response
     viewer.on_finish = response.finish
     response.viewer = viewer
     response.start(list(headers), settings.high_water, settings.stall_limit)

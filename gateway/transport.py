@@ -14,6 +14,8 @@ What is done here and why (docs/architecture.md, “The transport”):
   stream, and is not answered into it.
 - A response outlives its application: once a viewer is the hub's, the request's task, scope and cycle are let go.
 - The final chunk is written in the step that detaches the viewer: nothing can slip in behind it.
+- A connection that is gone leaves no cycle of references: thousands that come and go would wait for the garbage
+  collector, which looks at what lived for a while once in a hundred thousand of them.
 - ``shutdown``, which uvicorn calls for each connection once the listener has closed, starts the drain: uvicorn itself
   sends no disconnect to responses that never end.
 """
@@ -21,17 +23,17 @@ What is done here and why (docs/architecture.md, “The transport”):
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
+import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, cast
 
 from uvicorn._types import ASGISendEvent, HTTPScope
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.utils import get_client_addr, get_path_with_query_string
 
 from broker.viewer import CHUNKED, PLAIN, Framing, Viewer
+from gateway.lean import Flow, Nobody, Pipeline
+from gateway.sockets import give_up_vanished, hand_over, keep_unsent
 
 __all__ = ["EXTENSION", "StreamProtocol", "StreamResponse"]
 
@@ -39,49 +41,12 @@ EXTENSION = "runcast.connection"
 """Key in ``scope["extensions"]``: a function that opens a ``StreamResponse`` for the request."""
 
 Header = tuple[bytes, bytes]
-_AFTER_THE_STALL = 10.0
-
-
-class _Nobody:
-    """An event that nobody waits for."""
-
-    def set(self) -> None: ...
-
-
-class _Flow(FlowControl):
-    """uvicorn's, except that the event, most of its size, is made where somebody waits."""
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self.read_paused = self.write_paused = False
-        self._resumed: asyncio.Event | None = None
-
-    async def drain(self) -> None:
-        if self.write_paused:
-            self._resumed = self._resumed or asyncio.Event()
-            await self._resumed.wait()
-
-    def pause_writing(self) -> None:
-        self.write_paused = True
-
-    def resume_writing(self) -> None:
-        self.write_paused = False
-        if self._resumed is not None:
-            self._resumed.set()
-            self._resumed = None
-
-
-class _Pipeline(list[Any]):
-    """A deque of requests that came too early, in a tenth of its size: there is hardly ever one."""
-
-    def appendleft(self, request: Any) -> None:
-        self.insert(0, request)
 
 
 class StreamResponse:
     """One response whose body the hub writes. Create it, ``start`` it, then give ``write`` to a viewer.
 
-    ``finish`` completes the response; it is safe at any time and when repeated.
+    ``finish`` completes the response; it is safe at any time and when repeated. It is the viewer's ``Peer``, too.
     """
 
     __slots__ = ("_cycle", "_done", "_protocol", "framing", "viewer", "write")
@@ -125,7 +90,7 @@ class StreamResponse:
         """The end of the body, and of the connection where it is not kept alive."""
         if self._done:
             return
-        self._done = True
+        self._done, self.viewer = True, None
         cycle, protocol = self._cycle, self._protocol
         protocol.release(self)
         cycle.response_complete = True
@@ -138,9 +103,21 @@ class StreamResponse:
             protocol.transport.close()
         cycle.on_response()
 
+    def waiting(self) -> int:
+        transport = self._protocol.transport
+        if self._done and self._protocol.stream is not None:
+            return 0  # the connection's next stream counts it
+        return cast(asyncio.WriteTransport, transport).get_write_buffer_size()
+
+    def close(self) -> None:
+        """The kernel takes over what the socket has not taken, if it can: then nothing of it is left here."""
+        transport = self._protocol.transport
+        hand_over(transport.get_extra_info("socket"), self.waiting())
+        transport.close()
+
     def abort(self) -> None:
         """Drop the connection at once, with whatever its socket has not taken."""
-        self._done = True
+        self._done, self.viewer = True, None
         self._protocol.release(self)
         self._cycle.response_complete = True
         self._cycle.message_event.set()
@@ -168,7 +145,7 @@ class _Rest:
 
     __slots__ = ("disconnected", "keep_alive", "on_response", "response_complete")
 
-    message_event = _Nobody()
+    message_event = Nobody()
 
     def __init__(self, protocol: StreamProtocol, cycle: RequestResponseCycle) -> None:
         self.keep_alive, self.disconnected = cycle.keep_alive, cycle.disconnected
@@ -178,18 +155,19 @@ class _Rest:
 
 def _close_delimited(cycle: RequestResponseCycle) -> Callable[[ASGISendEvent], Coroutine[Any, Any, None]]:
     """``cycle.send`` for an HTTP/1.0 client: a body whose length the application does not state goes out unframed."""
-    send, method = cycle.send, cycle.scope["method"]
+    method, serves = cycle.scope["method"], weakref.ref(cycle)
     unframed = False
 
     async def unframed_send(message: ASGISendEvent) -> None:
         nonlocal unframed
+        cycle = cast(RequestResponseCycle, serves())
         if message["type"] == "http.response.start":
             sized = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
             if not sized and method != "HEAD" and message["status"] not in (204, 304):
                 unframed, cycle.chunked_encoding = True, False
         elif message["type"] == "http.response.body" and unframed:
             cycle.expected_content_length = len(message.get("body", b""))  # uvicorn holds each part to be all of it
-        await send(message)
+        await RequestResponseCycle.send(cycle, message)
 
     return unframed_send
 
@@ -201,14 +179,14 @@ class StreamProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.pipeline = _Pipeline()  # type: ignore[assignment]
+        self.pipeline = Pipeline()  # type: ignore[assignment]
         self.stream: StreamResponse | None = None
         self._deaf = False
         """A stream is under way: whatever else the peer sends is read, so that its end is seen, and left aside."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow = _Flow(transport)
+        self.flow = Flow(transport)
 
     def on_headers_complete(self) -> None:
         if self.stream is not None:
@@ -219,7 +197,8 @@ class StreamProtocol(HttpToolsProtocol):
         cycle = self.cycle
         if not self.may_chunk(self.scope["http_version"]):
             cycle.send = _close_delimited(cycle)  # type: ignore[method-assign, assignment]
-        opens: Any = lambda: StreamResponse(self, cycle)  # noqa: E731
+        serves = weakref.ref(cycle)  # which has the scope
+        opens: Any = lambda: StreamResponse(self, cast(RequestResponseCycle, serves()))  # noqa: E731
         self.scope["extensions"] = {EXTENSION: opens}
 
     def may_chunk(self, version: str) -> bool:
@@ -256,22 +235,9 @@ class StreamProtocol(HttpToolsProtocol):
             cycle.keep_alive = False
         self.flow.resume_reading()
         cast(asyncio.WriteTransport, self.transport).set_write_buffer_limits(high=high_water)
-        self._give_up_vanished(stall_limit)
-
-    def _give_up_vanished(self, seconds: float) -> None:
-        """A peer that is gone without a word acknowledges nothing; the kernel alone would wait some 15 minutes.
-
-        The kernel counts a peer that reads nothing the same way. The hub is to cut that one, and to count it, first.
-        """
         sock = self.transport.get_extra_info("socket")
-        if (
-            sock is not None
-            and sock.family in (socket.AF_INET, socket.AF_INET6)
-            and hasattr(socket, "TCP_USER_TIMEOUT")
-        ):
-            after = seconds + _AFTER_THE_STALL
-            with contextlib.suppress(OSError):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(int(after * 1000), 2**31 - 1))
+        give_up_vanished(sock, stall_limit)
+        keep_unsent(sock, high_water)
 
     def stand_in(self, cycle: RequestResponseCycle) -> None:
         self.cycle = cycle
@@ -286,6 +252,8 @@ class StreamProtocol(HttpToolsProtocol):
         if self.stream is not None:
             self.stream.lost()
         super().connection_lost(exc)
+        self.pipeline.clear()
+        self.stand_in(cast(RequestResponseCycle, None))
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -238,6 +238,10 @@ class Response:
                 await self.part()
         return self.wire
 
+    def forget(self) -> None:
+        """Drop what came of the body so far: of one of many megabytes."""
+        self._body.clear()
+
     async def until(self, true: Callable[[list[Frame]], object], timeout: float = 10.0) -> list[Frame]:
         """Read on until what came so far satisfies ``true``. In a chunked body every chunk must be whole frames."""
         frames, at = _scan(self.wire, not self.chunked)

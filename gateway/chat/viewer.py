@@ -13,6 +13,8 @@ __all__ = ["ChatViewer", "chat_format", "format_of_run"]
 _ENDS = {
     "gone": "The run is not known any more.",
     "failed": "The gateway failed to send this answer on.",
+    "stalled": "Nothing of this answer was read for too long.",
+    "memory": "This answer was read too slowly: the gateway had no more room for what waits.",
 }
 
 

@@ -181,7 +181,7 @@ class Observer:
         if attached.viewer.reason == "end":
             self._then = _After.NEXT if state.is_ended else _After.END
             yield self._retry()
-        elif attached.viewer.reason in ("drain", "stalled"):
+        elif attached.viewer.reason in ("drain", "stalled", "memory"):
             self._then = _After.END
 
 
@@ -211,7 +211,7 @@ class _Attached:
         self._kept: list[bytes] = []
         self._size = 0
         self._filled = asyncio.Event()
-        self.viewer = Viewer(run_id, format=format, modes=Mode.EVENTS, seq=after, write=self._write)
+        self.viewer = Viewer(run_id, format=format, modes=Mode.EVENTS, seq=after, write=self._write, peer=self)
 
     def _write(self, frames: bytes) -> None:
         self._kept.append(frames)
@@ -219,6 +219,15 @@ class _Attached:
         self._filled.set()
         if self._size > self._high:
             self.viewer.pause()
+
+    def waiting(self) -> int:
+        return self._size
+
+    def close(self) -> None:
+        """What waits is still sent, and nothing behind it."""
+
+    def abort(self) -> None:
+        self._take()
 
     async def frames(self, state: LogState) -> AsyncGenerator[bytes, None]:
         """Until the viewer is finished, with whatever reason."""

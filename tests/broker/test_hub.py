@@ -147,8 +147,10 @@ class Socket:
         self.got = b""
         self.room = room
         self.viewer = Viewer(
-            run_id, format=get_format("native"), modes=modes, seq=after, write=self.write, framing=PLAIN
+            run_id, format=get_format("native"), modes=modes, seq=after, write=self.write, framing=PLAIN, peer=self
         )
+        self.ends: list[str] = []
+        """What was asked of the connection."""
 
     def write(self, data: bytes) -> None:
         assert not self.viewer.closed or self.viewer.reason == "end"
@@ -160,6 +162,15 @@ class Socket:
     def drain(self, room: int = 1 << 30) -> None:
         self.room = room
         self.viewer.resume()
+
+    def waiting(self) -> int:
+        return max(-self.room, 0)
+
+    def close(self) -> None:
+        self.ends.append("close")
+
+    def abort(self) -> None:
+        self.ends.append("abort")
 
     @property
     def ids(self) -> list[int]:
@@ -370,9 +381,7 @@ async def test_heartbeats_break_a_silence_and_come_between_frames(store: Store, 
 async def test_a_viewer_that_takes_nothing_is_cut_in_the_end(store: Store, settings: Settings):
     b = Broker(store, settings.model_copy(update={"stall_limit": 0.2, "heartbeat": 0.2}))
     async with running(b) as p:
-        aborted = []
         s = Socket(b, p.run_id, room=10)
-        s.viewer.abort = lambda: aborted.append(1)
         task = serve(b, s)
         await until(lambda: s.viewer.live)
         await publish(p, 3)
@@ -380,4 +389,5 @@ async def test_a_viewer_that_takes_nothing_is_cut_in_the_end(store: Store, setti
     await b.hub.aclose()
     await b.tail.aclose()
     assert s.viewer.reason == "stalled"
-    assert aborted == [1]
+    assert s.ends == ["close"]
+    assert s.got.endswith(b"\n\n"), "between two frames"

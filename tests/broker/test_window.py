@@ -46,6 +46,14 @@ def test_what_is_not_inside_cannot_be_taken():
             window.since(after)
 
 
+@pytest.mark.parametrize(("most", "last"), [(0, 3), (10, 3), (19, 3), (20, 4), (1_000, 6)])
+def test_a_part_of_it_has_one_entry_and_more_up_to_so_many_bytes(most: int, last: int):
+    window = Window(0, 1_000)
+    window.push(entries(1, 6))
+    assert window.since(2, most) == entries(3, last)
+    assert window.since(6, most) == []
+
+
 def test_restart_forgets():
     window = Window(0, 100)
     window.push(entries(1, 3))

@@ -11,7 +11,7 @@
 | 7 | items are lost, or come twice, where replay meets live | ../e2e/test_seam.py: test_each_viewer_is_contiguous_whole_and_soon_live |
 | 8 | a retried append is stored twice | test_lost.py: test_case_08; ../broker/test_publisher.py: test_whatever_the_store_does_the_log_is_what_was_published |
 | 9 | idle viewers use up connections, time out, or get each other's replies | test_connections.py: test_case_09; ../broker/test_redis.py: test_replies_still_match_after_random_cancellations |
-| 10 | viewers that do not read fill the memory, or stop the rest | ../gateway/test_transport.py: test_a_slow_reader_is_demoted_and_reads_on_exactly |
+| 10 | viewers that do not read fill the memory, or stop the rest | test_slow.py: test_case_10; ../gateway/test_slow_viewers.py: test_; ../gateway/test_transport.py: test_a_slow_reader_is_demoted_and_reads_on_exactly |
 | 11 | leaving cancels a run; a cancel is lost in an outage | test_lost.py: test_case_11 |
 | 12 | a shutdown tears frames, or hangs | ../gateway/test_drain.py: test_100_live_streams_are_drained_and_go_on_elsewhere |
 | 13 | a cursor withholds the end of a chat | ../webui/test_vectors.py: test_over_http; ../webui/test_interleavings.py: test_every_viewer_gets_the_fence_or_one_recovery_signal |
@@ -24,6 +24,7 @@
 | 20 | other modes at the reconnect break the cursor | test_resume.py: test_case_20 |
 | 21 | a filtered viewer's cursor falls behind retention | test_resume.py: test_case_21 |
 | 22 | text with odd line ends is torn | test_connections.py: test_case_22; ../broker/test_sse.py: test_an_items_text_survives_the_wire_as_one_line |
+| 23 | whoever joins a long run is sent a frame for each of its tokens | test_slow.py: test_case_23; ../broker/test_compact.py: test_ |
 | 24 | a resume inside of what a compacted replay joined doubles text, or drops it | test_resume.py: test_case_24; ../broker/test_compact.py: test_a_cut_in_every_possible_place_neither_doubles_nor_loses |
 | 26 | a failed agent counts as a success, its text is lost, or its tools run on | test_hermes_ends.py: test_case_26; ../e2e/test_hermes_kills_019.py: test_; ../e2e/test_hermes_kills_022.py: test_ |
 | 27 | a prompt is taken for a flag, or for a shell's words | test_hermes_lines.py: test_case_27; ../e2e/test_hermes_real.py: test_a_prompt_reaches_the_model_unchanged |

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
 from collections.abc import Sequence
 
 from tests.gateways import GatewayProcess, Response
 
-__all__ = ["ended", "opened", "seqs_of", "target"]
+__all__ = ["drunk", "ended", "opened", "seqs_of", "target"]
 
 _ITEM = re.compile(rb"(?:^|\n)id: [^:\n]+:([0-9]+)\nevent: (?!cursor\n)")
 
@@ -19,6 +21,20 @@ def target(run_id: str, query: str = "") -> str:
 def seqs_of(wire: bytes) -> list[int]:
     """The seqs of the items in a body, in the order in which they came. Fast: for bodies of many megabytes."""
     return [int(seq) for seq in _ITEM.findall(wire)]
+
+
+async def drunk(stream: Response, timeout: float = 60.0) -> tuple[list[int], bool]:
+    """Read a chunked stream to its body's end, or to where it breaks off: → the seqs of its whole parts, and whether
+    it had the run's end. Keeps no more."""
+    seqs: list[int] = []
+    end = False
+    async with asyncio.timeout(timeout):
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while part := await stream.part():
+                stream.forget()
+                seqs += seqs_of(part)
+                end = end or b"event: end\n" in part[-512:]
+    return seqs, end
 
 
 async def opened(

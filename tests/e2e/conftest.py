@@ -13,7 +13,7 @@ from broker import api
 from broker.api import Broker
 from broker.settings import Settings
 from tests.e2e.hermes import BUILDS, hermes_binary, make_home
-from tests.e2e.nestjs import NestProxy, build
+from tests.e2e.nestjs import NestProxy, built
 from tests.fake_model import FakeModel
 from tests.gateways import GatewayProcess
 from tests.servers import RedisServer
@@ -70,9 +70,9 @@ def gateway(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture(scope="session")
-def nest_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def nest_program() -> Path:
     """The compiled NestJS proxy."""
-    return build(tmp_path_factory.mktemp("nestjs"))
+    return built()
 
 
 @pytest.fixture(scope="module")

@@ -77,7 +77,7 @@ _ALL = {
     "cancel at the start": Scenario("Say something PLAIN", "started", "cancel", "cancelled"),
     "Hermes killed in a tool": _in_tool("kill", "hermes_died"),
 }
-_SOME = ("silence", "cancel in a tool", "Hermes killed in a tool")
+_SOME = ("cancel in a tool", "Hermes killed in a tool")
 """What every test run ends, and what there is in mode ``quiet``."""
 
 

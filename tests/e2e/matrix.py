@@ -53,7 +53,7 @@ PROMPTS = {
     "cut": "Be CUT",
     "empty": "Say nothing: EMPTY",
 }
-SOME = ("tool", "reasoning", "dangerous, asked", "401", "cut", "empty")
+SOME = ("tool", "reasoning", "401", "empty")
 """What every test run asks; all of it takes minutes, and is long."""
 DOCUMENT = Path(__file__).parents[2] / "docs" / "hermes.md"
 

@@ -243,11 +243,14 @@ async def test_expecting_to_continue_is_harmless(gateway: GatewayProcess, broker
 async def test_leaving_at_once_leaves_nothing_behind(gateway: GatewayProcess, broker: Broker):
     async with writing(broker) as p:
         request = f"GET {path(p.run_id)} HTTP/1.1\r\nHost: gateway\r\n\r\n".encode()
-        for _ in range(40):
+        for n in range(60):
             _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-            writer.write(request + NEXT)
-            await writer.drain()
-            writer.transport.abort()
+            writer.write(request + NEXT * (n % 2))
+            if n % 3:
+                await writer.drain()
+                writer.transport.abort()
+            else:
+                writer.write_eof()
         await gateway.reads("runcast_viewers", 0)
         async with await Response.open(gateway.port, path(p.run_id)) as stream:
             await say(p, 1, end=True)
@@ -296,26 +299,6 @@ async def test_a_slow_reader_is_demoted_and_reads_on_exactly(gateway: GatewayPro
         slow.leave()
 
 
-async def test_a_peer_that_never_reads_costs_a_bounded_amount(gateway: GatewayProcess, broker: Broker):
-    """Twelve of them, 12 MiB published: what lies in the gateway for each is about its high-water mark."""
-    async with writing(broker) as p:
-        await say(p, "warm up " * 1000)
-        async with await Response.open(gateway.port, path(p.run_id)) as healthy:
-            await healthy.upto(1)
-            socks = [await slow_connection(gateway.port, p.run_id) for _ in range(12)]
-            await gateway.reads("runcast_viewers", 13)
-            before = gateway.number("process_resident_memory_bytes")
-            for n in range(1200):
-                await p.publish(MessageDelta(text=f"{n} ".ljust(10_000, "x")))
-            await p.flush()
-            await healthy.upto(1201, 30)
-        grown = gateway.number("process_resident_memory_bytes") - before
-        for sock in socks:
-            sock.close()
-        await gateway.reads("runcast_viewers", 0)
-    assert grown < 12 * HIGH_WATER + (16 << 20)
-
-
 async def test_a_stream_behind_an_answer_that_was_not_read_starts_paused(gateway: GatewayProcess, broker: Broker):
     async with writing(broker) as p:
         for n in range(40):
@@ -349,23 +332,3 @@ def until_requests(gateway: GatewayProcess, count: int) -> None:
     while gateway.number(name) < count:
         assert time.monotonic() < end
         time.sleep(0.01)
-
-
-async def test_a_peer_that_takes_nothing_for_too_long_is_cut(
-    settings: Settings, broker: Broker, tmp_path_factory: pytest.TempPathFactory
-):
-    short = settings.model_copy(update={"stall_limit": 0.5})
-    process = GatewayProcess(Settings(**short.model_dump(exclude_unset=True)), tmp_path_factory.mktemp("short")).start()
-    try:
-        async with writing(broker) as p:
-            sock = await slow_connection(process.port, p.run_id)
-            await process.reads("runcast_viewers", 1)
-            for n in range(60):
-                await p.publish(MessageDelta(text=f"{n} ".ljust(100_000, "x")))
-            await p.flush()
-            await process.reads('runcast_viewers_cut_total{reason="stalled"}', 1)
-            await process.reads("runcast_viewers", 0)
-            sock.close()
-    finally:
-        process.kill()
-    assert "Traceback" not in process.log
