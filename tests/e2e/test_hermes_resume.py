@@ -72,6 +72,7 @@ async def modes(build: str, hermes: str, home: Path, broker: Broker) -> AsyncIte
     assert not processes(modes.trace)
 
 
+@pytest.mark.long
 async def test_a_session_goes_on_in_another_mode(modes: Modes, model: FakeModel) -> None:
     """Begun in each mode and taken up in the next one: as soon as the first run has its fence, as people do."""
 
