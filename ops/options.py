@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -12,7 +13,7 @@ from broker.errors import InvalidRequest, UnknownMode
 from broker.items import Mode, parse_modes
 from broker.settings import Settings
 
-__all__ = ["MODES", "ModesParam", "json_option", "load_settings", "modes_option", "redis_option"]
+__all__ = ["MODES", "ModesParam", "Number", "json_option", "load_settings", "modes_option", "redis_option"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,6 +33,19 @@ class ModesParam(click.ParamType[Mode]):
 
 
 MODES = ModesParam()
+
+
+class Number(click.FloatRange):
+    """As ``FloatRange``, without NaN and infinities: no bound refuses the one, and an open range not the others."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            known = math.isfinite(float(value))
+        except (TypeError, ValueError):
+            known = False
+        if not known:
+            self.fail(f"{value!r} is no number.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def redis_option(command: F) -> F:

@@ -9,7 +9,7 @@ import click
 
 from broker.settings import Settings
 from ops.exits import Exit
-from ops.options import json_option, load_settings
+from ops.options import Number, json_option, load_settings
 from ops.plan_costs import DEFAULT_COSTS, Costs, parse_costs, scaled
 from ops.plan_lines import plan_fields, plan_lines
 from ops.plan_load import Load, Setup
@@ -18,9 +18,9 @@ from ops.terminal import Terminal
 
 __all__ = ["plan"]
 
-_COUNT = click.FloatRange(0, 1e12)
-_POSITIVE = click.FloatRange(0, 1e12, min_open=True)
-_PART = click.FloatRange(0, 1, min_open=True)
+_COUNT = Number(0, 1e12)
+_POSITIVE = Number(0, 1e12, min_open=True)
+_PART = Number(0, 1, min_open=True)
 _GIB, _MIB = 1 << 30, 1 << 20
 
 
@@ -32,7 +32,7 @@ _GIB, _MIB = 1 << 30, 1 << 20
 @click.option("--run-seconds", type=_POSITIVE, default=120.0, show_default=True, help="How long a run takes.")
 @click.option("--runs-per-day", type=_COUNT, help="Where --runs is a peak.  [default: as many as that makes all day]")
 @click.option("--item-bytes", type=_POSITIVE, default=95.0, show_default=True, help="Stored bytes of an item.")
-@click.option("--batch", type=click.FloatRange(1, 1000), default=1.0, show_default=True, help="Items in one append.")
+@click.option("--batch", type=Number(1, 1000), default=1.0, show_default=True, help="Items in one append.")
 @click.option("--shown", type=_PART, default=1.0, show_default=True, help="Part of the items that viewers' modes show.")
 @click.option("--by-run", is_flag=True, help="The proxy sends all viewers of a run to one gateway.")
 @click.option("--tls", is_flag=True, help="Between Redis and everybody else.")

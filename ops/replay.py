@@ -18,7 +18,7 @@ from gateway.formats import Format, get_format
 from ops.exits import Exit
 from ops.follow import Interrupts, Line, line_of_entry
 from ops.lines import line_of_item
-from ops.options import json_option, load_settings, modes_option, redis_option
+from ops.options import Number, json_option, load_settings, modes_option, redis_option
 from ops.owned import OwnedRun, own_run, publish
 from ops.render import Renderer
 from ops.run import command_name, renderer_for
@@ -34,7 +34,7 @@ _PAGE = 500
 @click.option("--from", "first", type=click.IntRange(min=1), default=1, metavar="SEQ", help="First item.  [default: 1]")
 @click.option(
     "--speed",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     metavar="X",
     help="1: with the run's timing; 2: twice as fast; 0: at once.  [default: 1 on a terminal and with --into; else 0]",
 )

@@ -25,7 +25,7 @@ from ops.artifacts import given as given_artifacts
 from ops.exits import Exit, exit_of_status
 from ops.follow import Follower, Interrupts, hint_after
 from ops.inline import Inline, reads_lines
-from ops.options import json_option, load_settings, modes_option, redis_option
+from ops.options import Number, json_option, load_settings, modes_option, redis_option
 from ops.render import JsonLines, PlainText, Renderer, Watched
 from ops.terminal import Terminal
 
@@ -91,9 +91,7 @@ def _prompt(text: str) -> str:
 @click.option(
     "--on-worker-lost", type=click.Choice(["fail", "retry"]), help="When the worker is lost.  [default: fail]"
 )
-@click.option(
-    "--deadline", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Stop it after so long."
-)
+@click.option("--deadline", type=Number(min=0, min_open=True), metavar="SECONDS", help="Stop it after so long.")
 @click.option("--idempotency-key", metavar="KEY", help="The same key and request again: the same run.")
 @click.option("--run-id", metavar="ID", help="Id of the run.  [default: made here]")
 @click.option("--detach", is_flag=True, help="Print the run's id and leave it running.")

@@ -119,3 +119,13 @@ def test_a_password_is_never_shown(runcast: Command) -> None:
 
 def test_the_store_may_be_named_ahead_of_the_command(runcast: Command) -> None:
     assert runcast("--redis", "redis://127.0.0.1:1/0", "runs").code == 4
+
+
+@pytest.mark.parametrize("given", ["nan", "inf", "-inf", "24h", ""])
+@pytest.mark.parametrize(
+    "command", [("plan", "--viewers", "1", "--runs", "1", "--rate"), ("replay", "r", "--speed"), ("run", "--deadline")]
+)
+def test_what_is_no_number_is_refused(runcast: Command, command: tuple[str, ...], given: str):
+    result = runcast(*command, given)
+    assert result.code == 2
+    assert f"{given!r} is no number" in result.err
