@@ -16,11 +16,12 @@ from bench.sink import Sink, Spec
 from bench.worker_costs import begun, new_worker
 from broker.api import Broker
 from broker.records import RunRecord
-from ops.capacity import gateway_use, redis_events, redis_use, worker_use
+from ops.capacity import gateway_use, redis_use, worker_use
 from ops.plan_costs import Costs
+from ops.plan_events import redis_events
 from ops.plan_load import Load, Setup
 
-__all__ = ["REFERENCE", "SIZES", "Compared", "Size", "compare", "measure", "paired"]
+__all__ = ["REFERENCE", "SIZES", "Compared", "Reference", "Size", "compare", "measure", "middle", "paired"]
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,9 @@ class Size:
         return f"{self.viewers} viewers, {self.runs} runs at {self.rate:g} items/s, {carried}"
 
 
-SIZES = (Size(50, 5, 20, 1), Size(500, 50, 8, 2), Size(2_000, 200, 2, 2, 2))
+SIZES = (Size(50, 5, 40, 1), Size(500, 50, 8, 2), Size(2_000, 200, 2, 2, 2))
 REFERENCE = Size(160, 20, 10, 1)
-"""Of the shape that costs are measured with. It is predicted, too, and says how dear CPU is at the moment."""
+"""Of the shape that costs are measured with; it says how dear CPU is at the moment."""
 _SECONDS = 12.0
 _OVER = 3.7
 """Seconds in which the runs begin: no multiple of the time between two items of one."""
@@ -63,12 +64,22 @@ class Compared:
         return self.predicted / self.measured if self.measured else float("inf")
 
 
-def paired(compared: Sequence[Compared], *references: Sequence[Compared]) -> list[Compared]:
-    """With CPU predicted as dear as the references, measured beside, were beyond their own predictions."""
+Reference = dict[str, float]
+
+
+def paired(compared: Sequence[Compared], costs_then: Reference, *now: Reference) -> list[Compared]:
+    """With CPU predicted as dear as the reference was ``now``, against when the costs were measured."""
     return [
-        replace(one, predicted=one.predicted * fmean(1 / same.ratio for same in each)) if "CPU" in one.what else one
-        for one, *each in zip(compared, *references, strict=True)
+        replace(one, predicted=one.predicted * fmean(each[one.what] for each in now) / costs_then[one.what])
+        if one.what in costs_then
+        else one
+        for one in compared
     ]
+
+
+def middle(rounds: Sequence[Sequence[Compared]]) -> list[Compared]:
+    """Of each figure, the round whose ratio is the median's: one that something else disturbed counts for nothing."""
+    return [sorted(several, key=lambda one: one.ratio)[len(several) // 2] for several in zip(*rounds, strict=True)]
 
 
 @dataclass
@@ -95,12 +106,12 @@ async def measure(
     have started and rest, as CPU and memory want it; counts do not."""
     broker = await lab.broker()
     workers = [new_worker(lab, size.concurrency) for _ in range(size.workers)]
-    gateways = [lab.new_gateway() for _ in range(size.gateways)]
+    gateways = [lab.new_gateway(sweep=Setup().sweep) for _ in range(size.gateways)]
     lab.tell(f"{size}")
     for process in (*workers, *gateways) if settle else ():
         await calm(process)
     tokens = int(size.rate * (seconds + 60))  # a script holds all of its tokens from its start
-    records = await begun(broker, size.runs, f"tokens={tokens} rate={size.rate:g}", over=_OVER if settle else 0.3)
+    records = await begun(broker, size.runs, f"tokens={tokens} rate={size.rate:g}", over=_OVER if settle else 0.37)
     async with AsyncExitStack() as stack:
         sinks = [
             await stack.enter_async_context(Sink(Spec(gateway.port, part, 1 << 30, checked=0, timeout=600)))

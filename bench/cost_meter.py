@@ -112,9 +112,9 @@ async def metered(broker: Broker, redis: Process, *processes: Process) -> AsyncI
     slept = [_slept(p) for p in (redis, *processes)]
     queued = [_queued(p) for p in (redis, *processes)]
     before, began = await counts(broker), time.monotonic()
-    cpu, sizes = [p.cpu() for p in (redis, *processes)], [p.rss() for p in processes]
+    cpu, sizes = [_cpu(p) for p in (redis, *processes)], [p.rss() for p in processes]
     yield meter
-    spent = [(p.cpu() - then) * 1e6 for p, then in zip((redis, *processes), cpu, strict=True)]
+    spent = [_cpu(p) - then for p, then in zip((redis, *processes), cpu, strict=True)]
     meter.redis, meter.processes = spent[0], spent[1:]
     waits = [_queued(p) for p in (redis, *processes)]
     slices = sum(now[1] - then[1] for now, then in zip(waits, queued, strict=True))
@@ -123,6 +123,12 @@ async def metered(broker: Broker, redis: Process, *processes: Process) -> AsyncI
     meter.seconds = time.monotonic() - began
     meter.turns = [_slept(p) - then for p, then in zip((redis, *processes), slept, strict=True)]
     meter.counts = (await counts(broker)).since(before)
+
+
+def _cpu(process: Process) -> float:
+    """Microseconds so far, of all its threads; finer than the ticks of ``Process.cpu``."""
+    tasks = Path(f"/proc/{process.pid}/task").glob("*/schedstat")
+    return sum([int(task.read_text().split()[0]) for task in tasks]) / 1e3
 
 
 def _slept(process: Process) -> int:

@@ -16,7 +16,7 @@ from bench.lab import TEXT, Lab, paced
 from bench.p05_many_runs import claimed
 from bench.processes import Process
 from bench.sink import Sink, Spec
-from bench.store_costs import item_bytes, memory_costs, reading_costs, stored
+from bench.store_costs import asked_cost, asking_cost, item_bytes, memory_costs, stored
 from broker.items import Final, MessageDelta
 from broker.records import RunRecord
 
@@ -27,7 +27,9 @@ _COMING = 200
 """Runs that are made and ended at once; runs that a worker executes at full speed are ``_ACTIVE``."""
 _CALM = {"sweep": 3600, "lease": 3600}
 """Of a gateway that only serves: no sweep blurs the rest, and no run is taken from this process."""
-_ROUNDS, _PAUSE = 40, 0.1
+_ROUNDS, _PAUSE = 50, 0.1
+_WEIGHED, _FILLED, _WINDOW = 1_500, 10, 4_000
+"""Viewers that are weighed; runs, and items of each, whose windows are."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +40,13 @@ class _Reading:
     viewers: int
     idle: int = 0
     burst: int = 1
-    spread: bool = True
     pause: float = _PAUSE
     blocked: float = 1.0
 
 
 _READINGS = (
     *(_Reading(1), _Reading(8), _Reading(1, burst=10), _Reading(8, burst=10)),
-    *(_Reading(1, spread=False, blocked=0.2), _Reading(8, spread=False, blocked=0.2)),
+    *(_Reading(1, pause=_PAUSE / 3), _Reading(8, pause=_PAUSE / 3)),
     *(_Reading(1, idle=_IDLE), _Reading(1, idle=_IDLE, pause=_PAUSE / 5, blocked=0.0)),
 )
 
@@ -59,7 +60,7 @@ class Calibration:
         self.redis: list[Point] = []
         self.sizes: dict[str, float] = {}
         self.known: dict[str, float] = {}
-        """Costs at Redis that need no fit."""
+        """The cost of ``asked`` at each, which needs no fit."""
 
     async def run(self) -> None:
         self.broker = await self.lab.broker()
@@ -80,6 +81,7 @@ class Calibration:
                 await step()
             self.serving.stop()
             await self._heartbeats()
+            await self._weights()
 
     def _note(self, meter: Meter, gateway: Mapping[str, float] | None, redis: Mapping[str, float]) -> None:
         """``gateway``: events at the one process that was measured, where there was one."""
@@ -108,7 +110,7 @@ class Calibration:
         self._note(meter, come if gateway else None, {**come, "news": _COMING} if gateway else come)
 
     async def _come_and_go(self, number: int) -> None:
-        for _ in range(number):
+        async for _ in paced(number, 0.02):
             async with self.broker.publisher(await claimed(self.broker)) as publisher:
                 await publisher.seal(Final())
 
@@ -128,36 +130,38 @@ class Calibration:
 
     # Items that nobody reads.
 
-    async def _publish(self, *, burst: int = 1, spread: bool = True, pause: float = _PAUSE) -> None:
-        """``_ROUNDS`` appends of ``burst`` items to each run, one run after the other or all at the same moment."""
-        parts = [[p] for p in self.publishers] if spread else [self.publishers]
-        async for step in paced(_ROUNDS * len(parts), pause / len(parts)):
-            for publisher in parts[step % len(parts)]:
-                for _ in range(burst):
-                    await publisher.publish(MessageDelta(text=TEXT))
+    async def _publish(self, *, burst: int = 1, pause: float = _PAUSE) -> None:
+        """``_ROUNDS`` appends of ``burst`` items to each run, ``pause`` seconds apart, one run after the other."""
+        number = len(self.publishers)
+        async for step in paced(_ROUNDS * number, pause / number):
+            for _ in range(burst):
+                await self.publishers[step % number].publish(MessageDelta(text=TEXT))
         await asyncio.gather(*(publisher.flush() for publisher in self.publishers))
 
     async def _items(self) -> None:
         appends = _ROUNDS * _ACTIVE
-        for burst in (1, 10):
+        for burst, pause in ((1, _PAUSE), (10, _PAUSE), (1, _PAUSE / 3)):
             self.lab.tell(f"appends of {burst}")
             async with metered(self.broker, self.lab.redis) as meter:
-                await self._publish(burst=burst)
+                await self._publish(burst=burst, pause=pause)
             self._note(meter, None, {"append": appends, "item": appends * (burst - 1)})
             if burst == 1:
                 self.item_bytes = await item_bytes(self.broker, self.publishers[0].run_id)
                 self.sizes["append_in"] = meter.counts.net_in / appends - self.item_bytes
         async with metered(self.broker, self.lab.redis) as meter:
-            for publisher in self.publishers:
-                for _ in range(50):
-                    await self.broker.runs.beat(publisher.run_id, publisher.owner, publisher.epoch)
-        self._note(meter, None, {"beat": 50 * _ACTIVE})
+            async for step in paced(appends, _PAUSE / _ACTIVE):
+                publisher = self.publishers[step % _ACTIVE]
+                await self.broker.runs.beat(publisher.run_id, publisher.owner, publisher.epoch)
+        self._note(meter, None, {"beat": appends})
 
     async def _store(self) -> None:
         self.lab.tell("memory in Redis")
         self.sizes |= await memory_costs(self.broker, self.lab.redis.port)
         self.lab.tell("reads of many streams")
-        self.known = await reading_costs(self.broker, self.lab.redis)
+        self.known = {
+            "redis": await asked_cost(self.broker, self.lab.redis),
+            "gateway": await asking_cost(self.broker),
+        }
 
     # Items that are read.
 
@@ -180,7 +184,7 @@ class Calibration:
             paths = self._paths((active, reading.viewers), (idle, 1))
             async with Sink(Spec(self.serving.port, paths, 1 << 30, checked=0)) as sink:
                 async with metered(self.broker, self.lab.redis, self.serving) as meter:
-                    await self._publish(burst=reading.burst, spread=reading.spread, pause=reading.pause)
+                    await self._publish(burst=reading.burst, pause=reading.pause)
                     await asyncio.sleep(0.1)
                 seen = await sink.seen(now=True)
             if seen.frames < _ROUNDS * _ACTIVE * reading.burst * reading.viewers:
@@ -208,7 +212,7 @@ class Calibration:
 
     def _lengths(self, meter: Meter, reading: _Reading, lane: Mapping[str, float], frame: float) -> None:
         """What goes over the wires, beside the items' own bytes."""
-        if reading.burst > 1 or not reading.spread or reading.viewers > 1:
+        if reading.burst > 1 or reading.viewers > 1 or reading.pause < _PAUSE:
             return
         appends = lane["delivery"]
         self.sizes["frame_out"] = frame - self.item_bytes
@@ -217,7 +221,7 @@ class Calibration:
         lanes, a_read = self.broker.settings.lanes, sent / lane["read"]
         if not reading.idle:
             self._a_read = a_read
-        elif reading.blocked:
+        else:
             asked = max((a_read - self._a_read) / (reading.idle / lanes), 0.0)
             self.sizes["asked_in"] = asked
             buses = self.broker.keys.partitions / lanes
@@ -226,7 +230,7 @@ class Calibration:
     # Viewers.
 
     async def _following(self) -> None:
-        """Viewers of one run, each of a run, and what they cost while nothing happens; then a long run's window."""
+        """Viewers of one run, each of a run, and what they cost while nothing happens."""
         number = _IDLE
         for what, records in (("one run", [self.records[_ACTIVE]] * number), ("a run each", self.records[_ACTIVE:])):
             self.lab.tell(f"{number} viewers, {what}")
@@ -241,24 +245,34 @@ class Calibration:
             self._note(joining, {"join": number}, {"join": number})
             kept = {"followed": idle.seconds * runs, "viewer": idle.seconds * number, "beat": idle.seconds * number / 5}
             self._note(idle, kept, {})
-            if runs == 1:
-                self.sizes["viewer"] = joining.grown[0] / number
-            else:
-                self.sizes["feed"] = max(joining.grown[0] / number - self.sizes["viewer"], 0.0)
-                self.sizes["follow"] = max(joining.counts.memory / number, 0.0)
-        await self._window()
 
-    async def _window(self) -> None:
-        runs, items = self.records[_ACTIVE : _ACTIVE + 10], 4_000
-        paths = self._paths((runs, 1))
-        async with (
-            Sink(Spec(self.serving.port, paths, items, checked=0)) as sink,
-            metered(self.broker, self.lab.redis, self.serving) as meter,
-        ):
-            for record in runs:
-                await stored(self.broker, record, TEXT, items)
-            await sink.seen()
-        self.sizes["window_entry"] = max(meter.grown[0] / (len(runs) * items) - self.item_bytes, 0.0)
+    async def _weights(self) -> None:
+        """What viewers, the runs that they follow, and items of those weigh in gateways that had none before."""
+        one, each = [self.records[_ACTIVE]] * _WEIGHED, self.records[_ACTIVE:]
+        viewers, _ = await self._weighed(one, 0)
+        self.sizes["viewer"] = max(viewers.grown[0] / _WEIGHED, 0.0)
+        runs, items = await self._weighed(each, _WINDOW)
+        self.sizes["feed"] = max(runs.grown[0] / len(each) - self.sizes["viewer"], 0.0)
+        self.sizes["follow"] = max(runs.counts.memory / len(each), 0.0)
+        self.sizes["window_entry"] = max(items.grown[0] / (_FILLED * _WINDOW) - self.item_bytes, 0.0)
+
+    async def _weighed(self, records: Sequence[RunRecord], items: int) -> tuple[Meter, Meter]:
+        """Growth of a new gateway by a viewer of each record, and by so many items of some of them."""
+        self.lab.tell(f"weight of {len(records)} viewers")
+        gateway = self.lab.new_gateway(**_CALM)
+        async with Sink(Spec(gateway.port, self._paths((records[:1], 5)), 1, checked=0)):
+            await calm(gateway)
+        paths = self._paths((records, 1))
+        async with AsyncExitStack() as stack:
+            async with metered(self.broker, self.lab.redis, gateway) as joining:
+                await stack.enter_async_context(Sink(Spec(gateway.port, paths, 1, checked=0)))
+                await asyncio.sleep(1.0)
+            async with metered(self.broker, self.lab.redis, gateway) as filling:
+                for record in records[:_FILLED] if items else ():
+                    await stored(self.broker, record, TEXT, items)
+                await asyncio.sleep(1.0)
+        gateway.stop()
+        return joining, filling
 
     async def _heartbeats(self) -> None:
         self.lab.tell(f"heartbeats of {_IDLE} viewers")

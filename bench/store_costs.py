@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from bench.cost_meter import counts
 from bench.lab import TEXT
@@ -13,8 +14,9 @@ from broker.connections import pack
 from broker.items import MessageDelta
 from broker.records import RunRecord
 from broker.redis import Link
+from broker.tail import Tail
 
-__all__ = ["item_bytes", "memory_costs", "reading_costs", "stored"]
+__all__ = ["asked_cost", "asking_cost", "item_bytes", "memory_costs", "stored"]
 
 _STREAMS, _TURNS = 400, 400
 _RUNS, _ITEMS = 10, 1_000
@@ -71,30 +73,46 @@ async def _connection(broker: Broker, port: int) -> float:
     return held / number
 
 
-async def reading_costs(broker: Broker, redis: Process) -> dict[str, float]:
-    """Microseconds of Redis for a stream that a read asks for, and what more it is where the read has to wait."""
+async def asked_cost(broker: Broker, redis: Process) -> float:
+    """Microseconds of Redis for a stream that a read asks for, where another one of them has something."""
     link = await broker.store.link(b"one")
-    spent = {}
-    for waits in (False, True):
-        few, many = [await _reads(broker, redis, link, streams, waits) for streams in (1, _STREAMS)]
-        spent[waits] = (many - few) / (_STREAMS - 1)
+    few, many = [await _reads(broker, redis, link, streams) for streams in (1, _STREAMS)]
     await link.aclose()
-    return {"asked": max(spent[False], 0.0), "blocked": max(spent[True] - spent[False], 0.0)}
+    return max((many - few) / (_STREAMS - 1), 0.0)
 
 
-async def _reads(broker: Broker, redis: Process, link: Link, streams: int, waits: bool) -> float:
+async def _reads(broker: Broker, redis: Process, link: Link, streams: int) -> float:
     keys = [broker.keys.items(f"bench-{number}") for number in range(streams)]
-    add = (b"XADD", keys[0], b"MAXLEN", b"1", b"*", b"t", b"x")
-    after = await broker.store.call(*add)
+    ids = [await broker.store.call(b"XADD", key, b"MAXLEN", b"1", b"*", b"t", b"x") for key in keys]
     cpu = redis.cpu()
     for _ in range(_TURNS):
-        request = pack([b"XREAD", b"BLOCK", b"5000", b"STREAMS", *keys, after, *[b"0-0"] * (streams - 1)])
-        if waits:
-            await link.send([request])
-            await asyncio.sleep(0.001)
-            after = await broker.store.call(*add)
-        else:
-            after = await broker.store.call(*add)
-            await link.send([request])
+        newest = await broker.store.call(b"XADD", keys[0], b"MAXLEN", b"1", b"*", b"t", b"x")
+        await link.send([pack([b"XREAD", b"BLOCK", b"5000", b"STREAMS", *keys, *ids])])
         await link.read(5.0)
+        ids[0] = newest
     return (redis.cpu() - cpu) * 1e6 / _TURNS
+
+
+async def asking_cost(broker: Broker) -> float:
+    """Microseconds of a process for a stream that its lane asks for, where another one has something."""
+    few, many = [await _followed(broker, streams) for streams in (1, _STREAMS)]
+    return max((many - few) / (_STREAMS - 1), 0.0)
+
+
+async def _followed(broker: Broker, streams: int) -> float:
+    tail = Tail(broker.store, broker.settings.model_copy(update={"lanes": 1}))
+    came = asyncio.Event()
+    keys = [broker.keys.items(f"bench-{number}") for number in range(streams)]
+    for key in keys:
+        newest = await broker.store.call(b"XADD", key, b"MAXLEN", b"1", b"*", b"t", b"x")
+        tail.subscribe(key, newest, lambda _: came.set())
+    await asyncio.sleep(0.5)
+    cpu = time.process_time()
+    for _ in range(_TURNS):
+        came.clear()
+        await broker.store.call(b"XADD", keys[0], b"MAXLEN", b"1", b"*", b"t", b"x")
+        await came.wait()
+        await asyncio.sleep(0.007)  # the lane has paced itself, and reads again
+    spent = (time.process_time() - cpu) * 1e6 / _TURNS
+    await tail.aclose()
+    return spent

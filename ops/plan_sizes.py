@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf, sqrt
 
-from ops.capacity import Use, cores, gateway_use, redis_use, worker_use
+from ops.capacity import Use, gateway_use, redis_use, worker_use
 from ops.plan_costs import Costs
+from ops.plan_events import cores
 from ops.plan_load import Load, Setup
 
 __all__ = ["Bound", "Limits", "Plan", "grown", "planned"]
@@ -167,7 +168,9 @@ def _bounds(load: Load, setup: Setup, limits: Limits, costs: Costs) -> Iterator[
     slots = setup.workers * setup.concurrency
     yield bound("runs at once in all workers", slots, lambda x: x.runs, "more workers", True)
     yield bound("CPU of a worker, without agents", 1.0, lambda x: worker(x).cpu, "more workers", True)
-    yield bound("CPU of a process that sweeps", 1.0, lambda x: _sweeping(x, setup, costs), "a longer RUNCAST_SWEEP")
+    yield bound(
+        "CPU of a gateway for all runs", 1.0, lambda x: _for_all(x, setup, costs), "a longer RUNCAST_SWEEP, longer runs"
+    )
     primaries = "more primaries"
     yield bound("CPU of a primary", 1.0, lambda x: redis(x).cpu, primaries)
     yield bound(
@@ -189,8 +192,10 @@ def _bounds(load: Load, setup: Setup, limits: Limits, costs: Costs) -> Iterator[
         )
 
 
-def _sweeping(load: Load, setup: Setup, costs: Costs) -> float:
-    return cores({"sweep": 1 / setup.sweep, "swept": load.runs / setup.sweep}, costs.gateway)
+def _for_all(load: Load, setup: Setup, costs: Costs) -> float:
+    """What each gateway does, however many there are: it looks at all open runs, and hears of all that come and go."""
+    events = {"sweep": 1 / setup.sweep, "swept": load.runs / setup.sweep, "run": load.arrivals}
+    return cores(events, costs.gateway)
 
 
 def _multiple(load: Load, used: Callable[[Load], float], limit: float) -> float:

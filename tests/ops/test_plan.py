@@ -12,8 +12,9 @@ from bench.capacity_sizes import Size, measure
 from bench.cost_meter import Point, fit
 from bench.lab import Lab
 from broker.errors import InvalidRequest
-from ops.capacity import followed, gateway_events, gateway_use, reads, redis_events, redis_use
+from ops.capacity import gateway_use, redis_use
 from ops.plan_costs import DEFAULT_COSTS, GATEWAY, REDIS, SIZES, WORKER, parse_costs, scaled
+from ops.plan_events import followed, gateway_events, reads, redis_events
 from ops.plan_lines import amount, plan_fields, plan_lines
 from ops.plan_load import Load, Setup, stock
 from ops.plan_sizes import Limits, grown, planned
@@ -158,7 +159,7 @@ def test_what_no_process_mends_is_told() -> None:
     """Every process looks at every open run: there is a load at which that alone takes a core of each."""
     found = planned(Load(viewers=10, runs=3_000_000, rate=0, retention=0), Setup(concurrency=1_000), Limits(), COSTS)
     assert not found.fits
-    assert "CPU of a process that sweeps" in [b.name for b in found.bounds if b.multiple < 1]
+    assert "CPU of a gateway for all runs" in [b.name for b in found.bounds if b.multiple < 1]
     text = "\n".join(plan_lines(found, "built in"))
     assert "cannot be carried" in text
 
