@@ -14,7 +14,7 @@ from bench import peers, processes
 from bench.lab import TEXT, Lab, paced
 from bench.peers import Load, Peer
 from bench.processes import Missing, Process
-from bench.results import Result
+from bench.results import Result, paired
 from bench.sink import Sink, Spec
 from broker.items import MessageDelta
 
@@ -113,7 +113,7 @@ async def compare(lab: Lab, load: Load, rounds: int) -> tuple[Result, dict[str, 
     result.check("every viewer got every item", all(c.complete == load.viewers for c in mine))
     result.check("in order, each once", all(c.frames == load.frames and not c.disorder for c in mine))
     ratios = {
-        name: statistics.median(m.per_frame / p.per_frame for m, p in zip(mine, measured, strict=True))
+        name: paired([m.per_frame for m in mine], [p.per_frame for p in measured])
         for name, measured in costs.items()
         if name not in ("runcast", _EAGER)
     }

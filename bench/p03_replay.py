@@ -15,7 +15,7 @@ import redis.asyncio
 from bench import peers
 from bench.lab import Lab
 from bench.peers import Channel, Load, Peer
-from bench.results import Result, Row
+from bench.results import Result, Row, paired
 from bench.sink import Sink, Spec
 
 __all__ = ["ROW"]
@@ -47,9 +47,7 @@ async def run(lab: Lab) -> Result:
 
 def _tell(result: Result, spent: dict[str, list[float]], others: list[str]) -> None:
     result.figures |= {f"µs an item, {name}": round(median(costs), 2) for name, costs in spent.items()}
-    ratios = {
-        name: median(a / b for a, b in zip(spent["runcast"], costs, strict=True)) for name, costs in spent.items()
-    }
+    ratios = {name: paired(spent["runcast"], costs) for name, costs in spent.items()}
     result.at_most("CPU per item / XRANGE through the raw reader", ratios["redis-py's raw reader"], 2.5)
     for name in others:
         result.at_most(f"CPU per item / {name}", ratios[name], 0.1)

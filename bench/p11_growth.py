@@ -8,7 +8,7 @@ from bench.fanout import Load, ours
 from bench.lab import Lab
 from bench.p05_many_runs import claimed, publish_to_all
 from bench.processes import Process
-from bench.results import Result, Row
+from bench.results import Result, Row, paired
 from bench.sink import Sink, Spec
 
 __all__ = ["ROW"]
@@ -80,8 +80,7 @@ async def _resume(lab: Lab, gateway: Process, run_id: str, last: int, result: Re
 
 def _compare(result: Result, what: str, big: list[float], small: list[float]) -> None:
     result.figures[f"µs, {what}"] = f"{statistics.median(small):.1f} → {statistics.median(big):.1f}"
-    ratios = [b / s for b, s in zip(big, small, strict=True) if s]
-    result.at_most(what, statistics.median(ratios) if ratios else 0.0, _LIMIT)
+    result.at_most(what, paired(big, small), _LIMIT)
 
 
 ROW = Row("P11", "cost as work grows", run)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from bench.lab import Lab
 
-__all__ = ["Check", "Ratio", "Result", "Row"]
+__all__ = ["Check", "Ratio", "Result", "Row", "paired"]
 
 
 @dataclass
@@ -65,6 +66,16 @@ class Result:
     @property
     def sound(self) -> bool:
         return all(check.ok for check in self.checks)
+
+
+def paired(ours: Iterable[float], theirs: Iterable[float]) -> float:
+    """The median of the pairs' ratios; 0.0 where there is none.
+
+    A pair is left out where theirs took nothing that can be measured: the kernel counts CPU in ticks, and the short
+    form is over within one.
+    """
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True) if b]
+    return median(ratios) if ratios else 0.0
 
 
 @dataclass(frozen=True)
