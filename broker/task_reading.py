@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from broker.errors import InvalidRequest
+from broker.errors import InvalidRequest, RuncastError
 from broker.items import Entry
 from broker.listing import Place
 from broker.log import entries_of
@@ -48,7 +48,7 @@ class Newest(NamedTuple):
         for change in self.waiting:
             try:
                 task = apply(task, change)
-            except Exception:  # the worker says why it could not obey it, and goes on
+            except RuncastError:  # the worker says why it could not obey it, and goes on
                 task = msgspec.structs.replace(task, command=change.command)
         return task
 

@@ -13,6 +13,8 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+from starlette.requests import Request
+
 from broker import api
 from broker.api import Broker
 from broker.audit_file import AuditFile
@@ -20,7 +22,7 @@ from broker.errors import BadRequest, RuncastError, StoreUnavailable
 from broker.session_follower import SessionFollower
 from broker.settings import Settings
 
-__all__ = ["Connection"]
+__all__ = ["Connection", "connection_of"]
 
 _log = logging.getLogger("runcast.gateway")
 _FIRST_PAUSE, _LAST_PAUSE = 0.2, 2.0
@@ -130,3 +132,9 @@ async def _sweep(broker: Broker) -> None:
         except Exception:
             _log.exception("the sweep failed; it starts again")
         await asyncio.sleep(_SWEEPER_PAUSE)
+
+
+def connection_of(request: Request) -> Connection:
+    """The one that the application of this request was made with."""
+    connection: Connection = request.app.state.connection
+    return connection

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from gateway import files
 from gateway.answers import ArtifactPage, answer
 from gateway.auth import principal_of
-from gateway.connection import Connection
+from gateway.connection import connection_of
 from gateway.openapi import binary_answer, json_answer, problems
 from gateway.routes.get import get
 from gateway.routes.runs import RunId
@@ -18,11 +18,6 @@ __all__ = ["router"]
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
 
-def _connection(request: Request) -> Connection:
-    connection: Connection = request.app.state.connection
-    return connection
-
-
 @get(
     router,
     "/{run_id}/artifacts",
@@ -30,7 +25,7 @@ def _connection(request: Request) -> Connection:
 )
 async def list_artifacts(request: Request, run_id: RunId) -> Response:
     """The files that the run made or changed in its workspace. There are none before it has ended."""
-    async with _connection(request).within() as broker:
+    async with connection_of(request).within() as broker:
         record = await broker.runs.get(run_id)
     return answer(files.listing(record))
 
@@ -48,7 +43,7 @@ async def list_artifacts(request: Request, run_id: RunId) -> Response:
 )
 async def get_artifact(request: Request, run_id: RunId, name: str) -> Response:
     """One file, whole or a range of it. It never changes: its `ETag` is the SHA-256."""
-    async with _connection(request).within() as broker:
+    async with connection_of(request).within() as broker:
         record = await broker.runs.get(run_id)
         found = files.find(record, name)
         if request.method == "GET":

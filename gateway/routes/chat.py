@@ -19,7 +19,7 @@ from broker.records import RunRecord
 from gateway.admission import stage
 from gateway.auth import principal_of
 from gateway.bodies import json_body
-from gateway.connection import Connection
+from gateway.connection import connection_of
 from gateway.problems import Forbidden, decode_body
 from gateway.routes.get import get
 from gateway.webui.bodies import ApprovalAnswer, Cancel, ChatStart, ClarifyAnswer, request_of
@@ -41,11 +41,6 @@ _START, _CANCEL = msgspec.json.Decoder(ChatStart), msgspec.json.Decoder(Cancel)
 _APPROVAL, _CLARIFY = msgspec.json.Decoder(ApprovalAnswer), msgspec.json.Decoder(ClarifyAnswer)
 
 
-def _connection(request: Request) -> Connection:
-    connection: Connection = request.app.state.connection
-    return connection
-
-
 def _named(value: str | None, name: str) -> str:
     """Raises ``BadRequest`` where it is left out."""
     if not (value := (value or "").strip()):
@@ -56,7 +51,7 @@ def _named(value: str | None, name: str) -> str:
 @get(router, "/chat/stream/status")
 async def chat_status(request: Request, stream_id: Text = "") -> Response:
     """Whether the run goes on, and how far its log goes. An unknown one is no error: it is not active."""
-    async with _connection(request).within() as broker:
+    async with connection_of(request).within() as broker:
         try:
             record, first = await broker.log.bounds(stream_id.strip())
             last = await broker.log.read_back(record.run_id, None, limit=1)
@@ -80,12 +75,12 @@ async def chat_start(request: Request) -> Response:
     """
     start: ChatStart = decode_body(_START, await json_body(request))
     session_id = _named(start.session_id, "session_id")
-    async with _connection(request).within() as broker:
+    async with connection_of(request).within() as broker:
         session = await broker.sessions.find(session_id)
     if session is None:
         raise SessionNotFound(session_id)
-    asked = await stage(_connection(request), request_of(start, session, request.app.state.webui.chat_runner))
-    async with _connection(request).within() as broker:
+    asked = await stage(connection_of(request), request_of(start, session, request.app.state.webui.chat_runner))
+    async with connection_of(request).within() as broker:
         try:
             record, _ = await make_run(broker, asked, principal=principal_of(request), busy="refuse")
         except SessionBusy as busy:
@@ -127,7 +122,7 @@ async def chat_cancel_by_get(request: Request, stream_id: Text = "") -> Response
 
 async def _cancel(request: Request, stream_id: str) -> Response:
     run_id = _named(stream_id, "stream_id")
-    async with _connection(request).within() as broker:
+    async with connection_of(request).within() as broker:
         try:
             await broker.runs.cancel(run_id, principal=principal_of(request))
             cancelled = True
@@ -150,7 +145,7 @@ async def clarify_pending(request: Request, session_id: Text = "") -> Response:
 
 async def _pending(request: Request, session_id: str, kind: Kind, id_name: str) -> Response:
     session_id = _named(session_id, "session_id")
-    async with _connection(request).within() as broker:
+    async with connection_of(request).within() as broker:
         found = await open_asks(broker, session_id, kind)
     first = _shown(found[0], session_id, id_name) if found else None
     return reply({"pending": first, "pending_count": len(found)})
@@ -174,7 +169,7 @@ async def approval_respond(request: Request) -> Response:
     given: ApprovalAnswer = decode_body(_APPROVAL, await json_body(request))
     session_id, choice = _named(given.session_id, "session_id"), given.word
     wanted = (given.approval_id or "").strip()
-    async with _connection(request).within() as broker:
+    async with connection_of(request).within() as broker:
         done = await answer_ask(broker, session_id, "approval", wanted, choice, principal=principal_of(request))
         if done.settled is None and await open_asks(broker, session_id, "approval"):
             error = "this approval is not known any more, and another one is open"
@@ -192,7 +187,7 @@ async def clarify_respond(request: Request) -> Response:
     given: ClarifyAnswer = decode_body(_CLARIFY, await json_body(request))
     session_id, text = _named(given.session_id, "session_id"), given.text
     wanted = (given.clarify_id or "").strip()
-    async with _connection(request).within() as broker:
+    async with connection_of(request).within() as broker:
         done = await answer_ask(broker, session_id, "question", wanted, text, principal=principal_of(request))
     if done.mine or (done.settled is not None and (done.settled.answer, done.settled.how) == (text, "answered")):
         return reply({"ok": True, "response": text})

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from gateway.connection import Connection
+from gateway.connection import connection_of
 from gateway.routes.get import get
 from gateway.webui.live import LiveStream
 from gateway.webui.replies import reply
@@ -39,7 +39,7 @@ async def gateway_stream(request: Request, probe: str = "") -> Response:
         return reply(stands, status)
     if watcher is None or status != 200:
         return reply({"error": stands["error"]}, status)
-    connection: Connection = request.app.state.connection
+    connection = connection_of(request)
     return LiveStream(connection, _Newest(watcher).more, over=lambda: not watcher.running)
 
 

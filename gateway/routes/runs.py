@@ -33,7 +33,7 @@ from gateway.answers import (
 from gateway.auth import check_cancel_token, principal_of
 from gateway.bodies import InputAnswer, json_body
 from gateway.chat.outcome import chat_answer
-from gateway.connection import Connection
+from gateway.connection import connection_of
 from gateway.openapi import json_answer, json_body_of, problems
 from gateway.paging import ItemsAsked, read_page
 from gateway.problems import decode_body
@@ -54,11 +54,6 @@ _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}\Z")
 RunId = Annotated[str, Path(description="1 to 128 of A-Z, a-z, 0-9, “_”, “.”, “-”")]
 Status = Literal["queued", "running", "completed", "failed", "cancelled"]
 Seq = Annotated[int | None, Query(ge=0, le=SEQ_MAX)]
-
-
-def _connection(request: Request) -> Connection:
-    connection: Connection = request.app.state.connection
-    return connection
 
 
 def check_idempotency_key(key: str | None) -> None:
@@ -84,8 +79,8 @@ async def create_run(request: Request, idempotency_key: Annotated[str | None, He
     """Start a run. With `Idempotency-Key` the same request may be repeated after a lost answer."""
     check_idempotency_key(idempotency_key)
     asked: RunRequest = decode_body(_decoder, await json_body(request))
-    asked = await stage(_connection(request), asked)
-    async with _connection(request).within() as broker:
+    asked = await stage(connection_of(request), asked)
+    async with connection_of(request).within() as broker:
         record, created = await make_run(
             broker, asked, idempotency_key=idempotency_key, principal=principal_of(request)
         )
@@ -110,7 +105,7 @@ async def list_runs(
     before: Annotated[str | None, Query(max_length=256, description="`next` of the page before.")] = None,
 ) -> Response:
     """Runs, newest first, paged."""
-    async with _connection(request).within() as broker:
+    async with connection_of(request).within() as broker:
         records, following = await broker.runs.list(status=status, session_id=session_id, limit=limit, before=before)
     return answer(RunPage(runs=[view(record) for record in records], next=following))
 
@@ -118,7 +113,7 @@ async def list_runs(
 @get(router, "/{run_id}", responses={200: json_answer(Run, "As it stands."), **problems(400, 404, 503)})
 async def get_run(request: Request, run_id: RunId) -> Response:
     """One run: status, where its log begins and ends, times, usage and cost so far, and its outcome."""
-    async with _connection(request).within() as broker:
+    async with connection_of(request).within() as broker:
         record, first = await broker.log.bounds(run_id)
     return answer(view(record, first))
 
@@ -137,7 +132,7 @@ async def list_items(
     asked = ItemsAsked(
         after=after or 0, before=before, descending=order == "desc", limit=limit, modes=parse_modes(modes or [])
     )
-    async with _connection(request).within() as broker:
+    async with connection_of(request).within() as broker:
         record, first = await broker.log.bounds(run_id)
         page = await read_page(broker.log, record, first, asked, budget=broker.settings.read_bytes)
     return answer(
@@ -167,7 +162,7 @@ async def get_result(
     wait: Annotated[float, Query(ge=0, allow_inf_nan=False, description="Seconds to wait for the end.")] = 0.0,
 ) -> Response:
     """The outcome of a run, waited for if you like."""
-    connection = _connection(request)
+    connection = connection_of(request)
     most = connection.settings.result_wait_max
     if wait > most:
         raise InvalidRequest(f"wait may be 0 to {most:g} seconds", field="wait")
@@ -197,7 +192,7 @@ async def cancel_run(
     request: Request, run_id: RunId, x_cancel_token: Annotated[str | None, Header()] = None
 ) -> Response:
     """Ask for the run's end. It is durable: a worker that is away learns of it when it is back."""
-    async with _connection(request).within() as broker:
+    async with connection_of(request).within() as broker:
         await broker.runs.get(run_id)
         await check_cancel_token(broker, run_id, x_cancel_token)
         record = await broker.runs.cancel(run_id, principal=principal_of(request))
@@ -220,7 +215,7 @@ async def answer_input(request: Request, run_id: RunId) -> Response:
     away finds it when it is back.
     """
     given: InputAnswer = decode_body(_answer_decoder, await json_body(request))
-    async with _connection(request).within() as broker:
+    async with connection_of(request).within() as broker:
         settled = await broker.runs.answer(run_id, given.request_id, given.answer, principal=principal_of(request))
     # Only a running run takes answers.
     return answer(Answered(run_id=run_id, request_id=settled.request_id, answer=settled.answer, status="running"))

@@ -20,7 +20,7 @@ from gateway.chat.bodies import ChatRequest, ChatRequestV1, parse_chat, run_requ
 from gateway.chat.outcome import refused, response_of
 from gateway.chat.replies import ChatReply, ChatReplyV1, Style
 from gateway.chat.starting import begin
-from gateway.connection import Connection
+from gateway.connection import Connection, connection_of
 from gateway.openapi import event_stream, json_answer, json_body_of, problems
 from gateway.waiting import wait_for_end
 
@@ -57,7 +57,7 @@ async def chat_v1(request: Request) -> Response:
 
 async def _answered(request: Request, style: Style) -> Response:
     """A caller that leaves changes nothing: the run goes on, and its answer is at ``/v1/runs/{run_id}/result``."""
-    connection: Connection = request.app.state.connection
+    connection = connection_of(request)
     asked = parse_chat(await json_body(request), style)
     wanted = run_request(asked, style, request.app.state.webui.chat_runner)
     broker, record = await begin(connection, wanted, principal=principal_of(request))

@@ -13,7 +13,7 @@ from broker.exposition import CONTENT_TYPE, exposition
 from broker.items import CONTROL_EVENTS, TYPES, Mode
 from gateway.answers import Capabilities, Health, answer
 from gateway.bus import FAMILIES
-from gateway.connection import Connection
+from gateway.connection import connection_of
 from gateway.formats import FORMATS
 from gateway.openapi import json_answer, problems, text_answer
 from gateway.routes.get import get
@@ -42,7 +42,7 @@ async def healthz() -> Response:
 @get(router, "/readyz", responses={200: json_answer(Health, "Redis answers."), **problems(503)})
 async def readyz(request: Request) -> Response:
     """Redis answers and this process is not shutting down: send it requests."""
-    connection: Connection = request.app.state.connection
+    connection = connection_of(request)
     if connection.draining.is_set():
         raise StoreUnavailable("this gateway is shutting down")
     async with connection.within() as broker:
@@ -65,7 +65,7 @@ async def read_metrics() -> Response:
 @get(router, "/v1/capabilities", responses={200: json_answer(Capabilities, "What this gateway can do.")})
 async def capabilities(request: Request) -> Response:
     """Modes, formats, item types, runners, versions and limits."""
-    connection: Connection = request.app.state.connection
+    connection = connection_of(request)
     settings = connection.settings
     return answer(
         Capabilities(

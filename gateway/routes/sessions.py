@@ -17,7 +17,7 @@ from broker.ids import check_id
 from broker.session_messages import PAGE_MAX, MessagePage, read_messages
 from broker.sessions import LIST_MAX
 from gateway.bodies import json_body
-from gateway.connection import Connection
+from gateway.connection import Connection, connection_of
 from gateway.problems import RETRY_AFTER, problem_of
 from gateway.routes.get import get
 from gateway.webui.channels import Channels, ListMailbox, SessionMailbox
@@ -36,11 +36,6 @@ _LIST = 200
 _NO_ID = "session_id is required"
 _NOT_FOUND = "Session not found"
 _body = msgspec.json.Decoder(dict[str, Any])
-
-
-def _connection(request: Request) -> Connection:
-    connection: Connection = request.app.state.connection
-    return connection
 
 
 def _refused(error: RuncastError) -> Response:
@@ -67,7 +62,7 @@ async def new_session(request: Request) -> Response:
     async def made() -> Response:
         asked = _object(await json_body(request))
         fields = {name: _text(asked, name) for name in ("title", "model", "model_provider")}
-        async with _connection(request).within() as broker:
+        async with connection_of(request).within() as broker:
             session = await broker.sessions.create(
                 title=fields["title"], model=fields["model"], provider=fields["model_provider"]
             )
@@ -86,7 +81,7 @@ async def one_session(
     limit, before = _number(msg_limit), _number(msg_before)
 
     async def found() -> Response:
-        async with _connection(request).within() as broker:
+        async with connection_of(request).within() as broker:
             session = await broker.sessions.get(session_id)
             if messages == "0":
                 return reply({"session": whole(session, MessagePage([], 0, session.message_count))})
@@ -104,7 +99,7 @@ async def session_status(request: Request, session_id: str = "") -> Response:
         return refusal(_NO_ID, 400)
 
     async def found() -> Response:
-        async with _connection(request).within() as broker:
+        async with connection_of(request).within() as broker:
             return reply(status_of(await broker.sessions.get(session_id)))
 
     return await _answered(found)
@@ -116,7 +111,7 @@ async def list_sessions(request: Request, limit: str = "", before: str = "") -> 
     size = _number(limit)
 
     async def listed() -> Response:
-        async with _connection(request).within() as broker:
+        async with connection_of(request).within() as broker:
             count = _LIST if size is None else max(1, min(size, LIST_MAX))
             sessions, following = await broker.sessions.newest(limit=count, before=before or None)
             seconds, _ = await broker.store.call(b"TIME")
@@ -172,7 +167,7 @@ async def sessions_changed(request: Request) -> Response:
 @get(router, "/sessions/{session_id}/events")
 async def session_events(request: Request, session_id: str, after_event_id: str = "") -> Response:
     """The session's runs as chat events, in order: from `Last-Event-ID` on, else `after_event_id`, else live."""
-    connection = _connection(request)
+    connection = connection_of(request)
     raw = request.headers.get("last-event-id", "").encode("latin-1").decode("utf-8", "replace")
     asked = Asked(after_event_id=after_event_id, header=raw)
     try:
@@ -196,7 +191,7 @@ class _ChannelViewer:
         mailbox: SessionMailbox | ListMailbox,
         open_it: Callable[[_ChannelViewer], Awaitable[None]],
     ) -> None:
-        self.connection, self.channels = _connection(request), _channels(request)
+        self.connection, self.channels = connection_of(request), _channels(request)
         self.key = b""
         self._mailbox, self._open = mailbox, open_it
         self._opened = self._over = False

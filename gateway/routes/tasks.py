@@ -21,7 +21,7 @@ from broker.task_reading import LIMIT_MAX
 from gateway.answers import Answered, answer, iso
 from gateway.auth import check_cancel_token, principal_of
 from gateway.bodies import InputAnswer, json_body
-from gateway.connection import Connection
+from gateway.connection import connection_of
 from gateway.openapi import Responses, json_answer, json_body_of, problems
 from gateway.problems import decode_body
 from gateway.routes.get import get
@@ -43,11 +43,6 @@ _DECIDED: Responses = {200: json_answer(DecidedTask, "It is kept: a worker that 
 _REFUSED = problems(400, 404, 409, 413, 415, 422, 503)
 
 
-def _connection(request: Request) -> Connection:
-    connection: Connection = request.app.state.connection
-    return connection
-
-
 @router.post(
     "",
     response_model=None,
@@ -63,7 +58,7 @@ async def create_task(request: Request, idempotency_key: Annotated[str | None, H
     """Make a task. Without `steps` Hermes makes the plan. With `Idempotency-Key` it may be repeated."""
     check_idempotency_key(idempotency_key)
     asked: TaskRequest = decode_body(_task_decoder, await json_body(request))
-    async with _connection(request).within() as broker:
+    async with connection_of(request).within() as broker:
         record, created = await broker.tasks.create(
             asked, idempotency_key=idempotency_key, principal=principal_of(request)
         )
@@ -87,7 +82,7 @@ async def list_tasks(
     before: Annotated[str | None, Query(max_length=256, description="`next` of the page before.")] = None,
 ) -> Response:
     """Tasks, newest first, paged."""
-    async with _connection(request).within() as broker:
+    async with connection_of(request).within() as broker:
         tasks, following = await broker.tasks.page(limit=limit, before=before)
     return answer(TaskPage(tasks=[_view(request, task) for task in tasks], next=following))
 
@@ -95,7 +90,7 @@ async def list_tasks(
 @get(router, "/{task_id}", responses={200: json_answer(TaskView, "As its stream tells it."), **problems(400, 404, 503)})
 async def get_task(request: Request, task_id: TaskId) -> Response:
     """A task: its plan, where each step stands, results, what it waits for, and all that happened."""
-    async with _connection(request).within() as broker:
+    async with connection_of(request).within() as broker:
         task = await broker.tasks.view(task_id)
     return answer(_view(request, task))
 
@@ -110,7 +105,7 @@ async def _decide(request: Request, task_id: str, body: type[Decision], step: in
     sent = await json_body(request) if _has_body(request) else b"{}"
     given: Decision = decode_body(_decoders[body], sent or b"{}")
     change = given.change(step, principal_of(request), time.time())
-    async with _connection(request).within() as broker:
+    async with connection_of(request).within() as broker:
         task = await broker.tasks.decide(task_id, change)
     return answer(
         DecidedTask(task_id=task_id, status=status_of(task), steps=[_decided(s) for s in _changed(task, change)])
@@ -201,7 +196,7 @@ async def cancel_task(
     request: Request, task_id: TaskId, x_cancel_token: Annotated[str | None, Header()] = None
 ) -> Response:
     """End a task: what runs is stopped, what waits is not begun."""
-    async with _connection(request).within() as broker:
+    async with connection_of(request).within() as broker:
         await check_cancel_token(broker, task_id, x_cancel_token)
     return await _decide(request, task_id, Cancel)
 
@@ -218,7 +213,7 @@ async def cancel_task(
 async def answer_input(request: Request, task_id: TaskId) -> Response:
     """Answer what Hermes asks in the running step. The first answer counts."""
     given: InputAnswer = decode_body(_answer_decoder, await json_body(request))
-    async with _connection(request).within() as broker:
+    async with connection_of(request).within() as broker:
         run_id = _asking(await broker.tasks.view(task_id), given.request_id)
         settled = await broker.runs.answer(run_id, given.request_id, given.answer, principal=principal_of(request))
     return answer(Answered(run_id=run_id, request_id=settled.request_id, answer=settled.answer, status="running"))

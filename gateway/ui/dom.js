@@ -13,6 +13,12 @@ export function problem(id, text) {
   $(id).hidden = !text;
 }
 
+/** How the stream of what is shown stands: `connecting`, `live`, `ended` …. */
+export function showConnection(state) {
+  $("connection").dataset.state = state;
+  set($("connection"), state === "ended" ? "complete" : state);
+}
+
 export const STATUS_MARKS = { queued: "○", running: "●", completed: "✓", failed: "✕", cancelled: "–" };
 
 // Announcements for screen readers: never more than the reader can follow.

@@ -1,7 +1,7 @@
 // One task on the screen: its stream, what people send, and the view of both.
 
 import { explain, request, runPath, taskPath } from "./api.js";
-import { $, announce, problem, set } from "./dom.js";
+import { $, announce, problem, set, showConnection } from "./dom.js";
 import { Feed } from "./feed.js";
 import { openDialog } from "./task_dialogs.js";
 import { TaskState } from "./task_state.js";
@@ -89,9 +89,7 @@ export class TaskWatch {
   }
 
   connection(state) {
-    const element = $("connection");
-    element.dataset.state = state;
-    set(element, state === "ended" ? "complete" : state);
+    showConnection(state);
   }
 
   /** The gateway refused the stream. Whether to ask again. */

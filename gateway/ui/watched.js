@@ -1,7 +1,7 @@
 // One run on the screen: its record, its stream, and the head of the page that sums both up.
 
 import { at, explain, request, runPath, taskPage } from "./api.js";
-import { $, STATUS_MARKS, announce, problem, set } from "./dom.js";
+import { $, STATUS_MARKS, announce, problem, set, showConnection } from "./dom.js";
 import { Feed } from "./feed.js";
 import { RunState } from "./state.js";
 import { RunView } from "./view.js";
@@ -126,9 +126,7 @@ export class Watched {
   }
 
   connection(state) {
-    const element = $("connection");
-    element.dataset.state = state;
-    set(element, state === "ended" ? "complete" : state);
+    showConnection(state);
   }
 
   /** The gateway refused the stream. Whether to ask again. */

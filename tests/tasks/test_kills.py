@@ -8,6 +8,7 @@ import json
 import os
 import random
 import signal
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,20 +94,34 @@ async def names(redis7: RedisServer, namespace: str, tmp_path: Path) -> list[str
     return await undisturbed(settings_for(redis7.url, f"{namespace}u", tmp_path / "u"), tmp_path)
 
 
+async def at_every_place(
+    one: Callable[[Settings, Path, str], Awaitable[object]],
+    redis7: RedisServer,
+    namespace: str,
+    tmp_path: Path,
+    count: int,
+) -> None:
+    """``one`` for each place, with a store's namespace and a directory of its own; two at once."""
+    at_once = asyncio.Semaphore(2)
+
+    async def there(place: str) -> None:
+        directory = tmp_path / place
+        directory.mkdir()
+        async with at_once:
+            await one(settings_for(redis7.url, f"{namespace}{place}", directory), directory, place)
+
+    await asyncio.gather(*(there(str(place)) for place in range(1, count + 1)))
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 async def test_a_worker_killed_at_every_place(
     redis7: RedisServer, namespace: str, tmp_path: Path, names: list[str]
 ) -> None:
-    at_once = asyncio.Semaphore(2)
+    async def one(settings: Settings, directory: Path, place: str) -> object:
+        return await killed_at(settings, directory / "log", place)
 
-    async def one(place: str) -> None:
-        directory = tmp_path / str(place)
-        directory.mkdir()
-        async with at_once:
-            await killed_at(settings_for(redis7.url, f"{namespace}{place}", directory), directory / "log", str(place))
-
-    await asyncio.gather(*(one(place) for place in range(1, len(names) + 1)))
+    await at_every_place(one, redis7, namespace, tmp_path, len(names))
 
 
 async def frozen_at(settings: Settings, directory: Path, place: str) -> list[str]:
@@ -152,15 +167,7 @@ async def test_of_two_workers_one_is_frozen_and_woken(stage: Settings, tmp_path:
 async def test_a_worker_frozen_at_every_place(
     redis7: RedisServer, namespace: str, tmp_path: Path, names: list[str]
 ) -> None:
-    at_once = asyncio.Semaphore(2)
-
-    async def one(place: str) -> None:
-        directory = tmp_path / str(place)
-        directory.mkdir()
-        async with at_once:
-            await frozen_at(settings_for(redis7.url, f"{namespace}{place}", directory), directory, str(place))
-
-    await asyncio.gather(*(one(place) for place in range(1, len(names) + 1)))
+    await at_every_place(frozen_at, redis7, namespace, tmp_path, len(names))
 
 
 async def said(gateway: GatewayProcess, target: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
