@@ -154,10 +154,8 @@ class Child:
 
     async def _read(self) -> None:
         async for entry in self._broker.stream(self.run_id, after=self._after):
-            if entry.control:
-                self._after = entry.seq
-            else:
-                self._after = entry.seq
+            self._after = entry.seq
+            if not entry.control:
                 self._notice(entry)
 
     def _notice(self, entry: StreamEntry) -> None:
