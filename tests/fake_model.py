@@ -125,8 +125,9 @@ class FakeModel:
             "security: {tirith_enabled: false, allow_lazy_installs: false}\n"
             "approvals: {timeout: 3}\n"
             "clarify: {timeout: 3}\n"
-            # Newer builds otherwise try for minutes.
-            "agent: {api_max_retries: 2, auto_recovery_cycles: 0}\n"
+            # Newer builds otherwise try for minutes. What Hermes looks up about Python and pip for its prompt costs
+            # more than a second of CPU a call, and this model reads no prompt.
+            "agent: {api_max_retries: 2, auto_recovery_cycles: 0, environment_probe: false}\n"
         )
 
     def cuts(self, prompt: str) -> bool:

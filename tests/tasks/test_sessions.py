@@ -29,7 +29,8 @@ async def made(broker: Broker, run_id: str) -> RunRecord:
 async def test_a_step_waits_for_its_session_also_where_others_are_refused(
     person: Person, broker: Broker, working: Working, says: Says
 ) -> None:
-    before = RunRequest(runner="says", input=RunInput(message="before"), session_id="shared")
+    # Of a runner that nobody here serves: the sweep puts it into its queue, and there it stays.
+    before = RunRequest(runner="elsewhere", input=RunInput(message="before"), session_id="shared")
     earlier, _ = await broker.runs.create(before, enqueue=False)
     await person.makes(steps=[{**step, "approval": False} for step in PLAN[:2]], session_id="shared")
     async with working():
