@@ -62,7 +62,7 @@ def run_audit(record: RunRecord, charge: Charge, *, text: bool) -> dict[str, Any
 
 
 def encode_audit(said: Mapping[str, Any], redact: Callable[[str], str]) -> bytes:
-    """``d`` of an entry, every text in it redacted. What JSON cannot carry is told as Python shows it."""
+    """``d`` of an entry, every text in it cut and redacted. What JSON cannot carry is told as Python shows it."""
     clean = {name: _redacted(value, redact) for name, value in said.items()}
     try:
         return msgspec.json.encode(clean)
@@ -88,7 +88,7 @@ def parse_audit(entry_id: bytes, flat: Sequence[bytes]) -> AuditEntry:
 
 def _redacted(value: Any, redact: Callable[[str], str]) -> Any:
     if isinstance(value, str):
-        return redact(value)
+        return redact(value[:_TEXT_MAX])
     if isinstance(value, Mapping):
         return {name: _redacted(inner, redact) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):

@@ -20,6 +20,10 @@ _SHORTEST = 6
 """A known secret that is shorter would blacken innocent words."""
 
 _NAMED = r"(?:password|passwd|passphrase|secret|token|api[_-]?key|apikey|access[_-]?key|private[_-]?key|signature)"
+# Each form takes time in proportion to the text, whatever stands there: it is looked for on the event loop, in what
+# strangers wrote. So a form that may begin anywhere within a word is tried once a word, not once a letter.
+_WORD = r"(?<![\w-])"
+_NAME = rf"{_WORD}([\w-]*{_NAMED}[\"']?\s*[=:]\s*)"
 _FORMS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), MARK),
     # A URL's user and password. An “@” further on belongs to the password: only the last one ends it.
@@ -28,12 +32,15 @@ _FORMS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\b((?:set-)?cookie[\"']?\s*[:=]\s*[\"']?)[^\"'\r\n]+", re.I), rf"\1{MARK}"),
     (re.compile(r"\b(Bearer|Basic)\s+(?!\[redacted\])[\w.~+/=-]{8,}", re.I), rf"\1 {MARK}"),
     # name=value, name: value, "name": "value", with any prefix to the name: cancel_token, LLM_API_KEY.
-    (re.compile(rf"\b([\w-]*{_NAMED}[\"']?\s*[=:]\s*)([\"'])(?:(?!\2).)+\2", re.I), rf"\1\2{MARK}\2"),
-    (re.compile(rf"\b([\w-]*{_NAMED}[\"']?\s*[=:]\s*)(?![\"']|\[redacted\])[^\s\"'&,;)}}\]]+", re.I), rf"\1{MARK}"),
+    (re.compile(_NAME + r"([\"'])(?:(?!\2).)+\2", re.I), rf"\1\2{MARK}\2"),
+    (
+        re.compile(_NAME + r"(?![\"']|\[redacted\])[^\s\"'&,;)}\]]+", re.I),
+        rf"\1{MARK}",
+    ),
     # Keys that are known by how they begin.
     (re.compile(r"\b(?:sk|pk|rk)[-_][\w-]{16,}|\bgh[opsur]_\w{20,}|\bgithub_pat_\w{20,}|\bxox[a-z]-[\w-]{10,}"), MARK),
     (re.compile(r"\bAIza[\w-]{30,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bhf_\w{20,}|\bglpat-[\w-]{16,}"), MARK),
-    (re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"), MARK),
+    (re.compile(_WORD + r"([\w-]{0,64}?)\beyJ[\w-]{8,}+\.[\w-]{8,}+\.[\w-]*"), rf"\1{MARK}"),
 )
 
 

@@ -16,6 +16,8 @@ __all__ = ["RunInput", "RunRequest", "parse_request"]
 
 _Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
+_NAME_MAX = 256
+_TOOLSETS_MAX = 64
 
 
 class RunInput(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -54,7 +56,7 @@ class RunRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
     def check(self, max_bytes: int) -> None:
         """What the types do not say. ``max_bytes`` bounds the request as it is stored.
 
-        Raises ``InvalidRequest`` (an empty message), ``InvalidId`` (the session's), ``ItemTooBig``.
+        Raises ``InvalidRequest`` (an empty message, too long a name), ``InvalidId`` (the session's), ``ItemTooBig``.
         """
         if not self.input.message.strip():
             raise InvalidRequest("the message is empty: say what the run is to do", field="input.message")
@@ -67,11 +69,27 @@ class RunRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
         message = len(self.input.message.encode("utf-8", "surrogatepass"))
         if message > max_bytes:
             raise ItemTooBig(f"the message has {message} bytes, {max_bytes} are allowed", field="input.message")
+        self._check_names()
         whole = len(self.encoded())
         if whole > 2 * max_bytes:
             inline = any(artifact.content_base64 for artifact in self.input.artifacts or ())
             field = "input.artifacts" if inline else "metadata"
             raise ItemTooBig(f"the request has {whole} bytes, {2 * max_bytes} are allowed", field=field)
+
+    def _check_names(self) -> None:
+        """Names are copied into records, audit, metrics and logs, which are bounded because names are."""
+        asked = self.input
+        toolsets = asked.toolsets or []
+        if len(toolsets) > _TOOLSETS_MAX:
+            raise InvalidRequest(
+                f"there are {len(toolsets)} toolsets, {_TOOLSETS_MAX} are allowed", field="input.toolsets"
+            )
+        named = [("model", asked.model), ("provider", asked.provider), *(("toolsets", name) for name in toolsets)]
+        for field, name in named:
+            if name is not None and len(name) > _NAME_MAX:
+                raise InvalidRequest(
+                    f"a name of {len(name)} characters: {_NAME_MAX} are allowed", field=f"input.{field}"
+                )
 
     def encoded(self) -> bytes:
         """Its one JSON form, without what is as by default: requests that mean the same have the same.
@@ -82,7 +100,7 @@ class RunRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
             whole = msgspec.to_builtins(self)
             whole["input"] = _stated(whole["input"], _DEFAULTS["input"])
             return msgspec.json.encode(_stated(whole, _DEFAULTS), order="deterministic")
-        except (UnicodeEncodeError, TypeError, msgspec.MsgspecError) as error:
+        except (UnicodeEncodeError, TypeError, RecursionError, msgspec.MsgspecError) as error:
             raise InvalidRequest(f"the request has a value that JSON cannot carry: {error}") from error
 
     def digest(self) -> str:

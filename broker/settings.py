@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
+from broker.finite import FiniteSettings
 from broker.money import MAX_DOLLARS
 
 __all__ = ["Settings"]
@@ -26,7 +27,7 @@ def _default_data_dir() -> Path:
     return Path.home() / ".local" / "share" / "runcast"
 
 
-class Settings(BaseSettings):
+class Settings(FiniteSettings):
     """Everything that an operator can set. ``RUNCAST_RUN_TTL=3600`` sets ``run_ttl``."""
 
     model_config = SettingsConfigDict(env_prefix="RUNCAST_", env_ignore_empty=True, frozen=True, extra="ignore")

@@ -19,7 +19,7 @@ import ssl
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from broker.errors import InvalidRequest
 
@@ -182,7 +182,9 @@ def show(address: Address) -> str:
 
 
 def _options(scheme: str, parts: SplitResult) -> dict[str, str]:
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    # No form, where “+” is a space: percent-encoded, as user and password are.
+    pairs = (pair.partition("=") for pair in parts.query.split("&") if pair)
+    options = {unquote(name): unquote(value) for name, _, value in pairs}
     allowed = frozenset() if scheme.endswith("cluster") else _PLAIN
     allowed |= _TLS if scheme.startswith("rediss") else frozenset()
     allowed |= _SENTINEL if scheme.endswith("sentinel") else frozenset()

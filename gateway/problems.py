@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple, NoReturn, get_args, get_origin
 
 import msgspec
@@ -199,20 +200,32 @@ def _dump(problem: Problem) -> bytes:
 _TELL_ERROR = ("/api/", "/chat", "/v1/chat")
 _UNKNOWN_FIELD = re.compile(r"^Object contains unknown field `(?P<name>[^`]*)`", re.DOTALL)
 _MISSING_FIELD = re.compile(r"^Object missing required field `(?P<name>[^`]*)`", re.DOTALL)
+_DEEPEST = 64
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_NO_BRACKETS = bytes(set(range(256)) - _STEPS.keys())
 _AT = re.compile(r" - at `(?P<path>[^`]*)`$")
 
 
 def decode_body(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
     """JSON bytes → value. Raises ``BadRequest`` where it is no JSON, ``InvalidRequest`` naming the field where it does
     not fit (unknown fields included)."""
+    _check_depth(body)
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         _refuse(str(error), decoder.type)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"the body is no valid JSON: {error}") from error
-    except RecursionError as error:
-        raise BadRequest("the body is nested too deeply") from error
+
+
+def _check_depth(body: bytes) -> None:
+    """What this process can just read, it or another could no longer write: a bound that all keep, far below that."""
+    if body.count(b"[") + body.count(b"{") <= _DEEPEST:
+        return
+    brackets = _STRING.sub(b"", body).translate(None, _NO_BRACKETS)
+    if max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > _DEEPEST:
+        raise BadRequest(f"the body is nested deeper than {_DEEPEST} levels")
 
 
 def _refuse(message: str, body: Any) -> NoReturn:

@@ -13,7 +13,16 @@ from broker.errors import InvalidRequest, UnknownMode
 from broker.items import Mode, parse_modes
 from broker.settings import Settings
 
-__all__ = ["MODES", "ModesParam", "Number", "json_option", "load_settings", "modes_option", "redis_option"]
+__all__ = [
+    "MODES",
+    "ModesParam",
+    "Number",
+    "default_of",
+    "json_option",
+    "load_settings",
+    "modes_option",
+    "redis_option",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -48,6 +57,12 @@ class Number(click.FloatRange):
         return super().convert(value, param, ctx)
 
 
+def default_of(setting: str) -> str:
+    """For an option's help: the setting that decides where it is left out, and what that is by itself."""
+    default = Settings.model_fields[setting].default
+    return f"  [default: RUNCAST_{setting.upper()}{'' if default is None else f', else {default}'}]"
+
+
 def redis_option(command: F) -> F:
     return click.option(
         "--redis",
@@ -80,7 +95,10 @@ def load_settings(redis_url: str | None = None, **overrides: Any) -> Settings:
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
-        wrong = "; ".join(f"RUNCAST_{'_'.join(map(str, e['loc'])).upper()}: {e['msg']}" for e in error.errors())
+        wrong = "; ".join(
+            f"RUNCAST_{'_'.join(map(str, e['loc'])).upper()}: {e['msg'].removeprefix('Value error, ')}"
+            for e in error.errors()
+        )
         raise InvalidRequest(f"a setting is wrong: {wrong}", field="settings") from None
 
 

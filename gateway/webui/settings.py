@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
+
+from broker.finite import FiniteSettings
 
 __all__ = ["WebuiSettings"]
 
@@ -21,7 +23,7 @@ def _default_home() -> Path:
     return Path.home() / ".hermes"
 
 
-class WebuiSettings(BaseSettings):
+class WebuiSettings(FiniteSettings):
     """An empty variable counts as one that is not set. In Python the fields are given by their names."""
 
     model_config = SettingsConfigDict(env_ignore_empty=True, frozen=True, extra="ignore", populate_by_name=True)

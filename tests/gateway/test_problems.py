@@ -53,6 +53,7 @@ def test_details_with_lone_surrogates_are_rendered() -> None:
         (b"{", "bad_request", None, "JSON"),
         (b'{"input":{"message":"\xff"}}', "bad_request", None, "JSON"),
         (b'{"input":{"message":"x","attachments":' + b"[" * 100_000, "bad_request", None, "nested"),
+        (b'{"input":{"message":"x","attachments":' + b"[" * 63 + b"]" * 63 + b"}}", "bad_request", None, "64 levels"),
         (b"[]", "invalid_request", None, "object"),
         (b"{}", "invalid_request", "input", "required"),
         (b'{"input":{}}', "invalid_request", "input.message", "required"),
@@ -69,3 +70,14 @@ def test_bodies_are_refused_by_the_name_of_the_field(body: bytes, code: str, fie
     with pytest.raises(errors.BadRequest, match=says) as caught:
         decode_body(DECODER, body)
     assert (caught.value.code, caught.value.field) == (code, field)
+
+
+def test_a_body_may_be_as_deep_as_is_said() -> None:
+    """Brackets within strings are none, and many side by side are not deep."""
+    quoted = b'"' + b'[{\\"' * 100 + b'"'
+    deepest = b"[" * 61 + quoted + b"]" * 61
+    flat = b",".join([b"[]"] * 100)
+    body = b'{"input":{"message":%s,"attachments":[%s,%s]}}' % (quoted, deepest, flat)
+    assert decode_body(DECODER, body).input.attachments[1:] == [[]] * 100
+    with pytest.raises(errors.BadRequest, match="64 levels"):
+        decode_body(DECODER, body.replace(deepest, b"[%s]" % deepest))

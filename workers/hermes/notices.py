@@ -79,7 +79,8 @@ def item_of(notice: str) -> Item:
 
 def _retry(text: str) -> dict[str, object]:
     """``{message, wait_s?, attempt?, of?}``: seconds until Hermes tries again, and which try of how many that is."""
-    payload: dict[str, object] = {"message": text[:MESSAGE_MAX]}
+    text = text[:MESSAGE_MAX]
+    payload: dict[str, object] = {"message": text}
     if found := _WAIT.search(text):
         payload["wait_s"] = float(found.group(1))
     if found := _ATTEMPT.search(text):

@@ -9,16 +9,17 @@ import os
 import shlex
 
 from pydantic import Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
 from broker.answer import REVIEW_BELOW
+from broker.finite import FiniteSettings
 
 __all__ = ["MODES", "HermesSettings"]
 
 MODES = ("auto", "bridge", "stream-json", "api", "text", "quiet")
 
 
-class HermesSettings(BaseSettings):
+class HermesSettings(FiniteSettings):
     model_config = SettingsConfigDict(env_prefix="HERMES_", frozen=True, extra="ignore")
 
     bin: str = Field(default="hermes", min_length=1, description="the program, looked up on PATH unless it is a path")

@@ -9,8 +9,9 @@ import re
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
+from broker.finite import FiniteSettings
 from workers.providers import ADAPTERS
 
 __all__ = ["APIS", "LlmSettings", "VendorKeys", "check_sendable"]
@@ -22,7 +23,7 @@ _FIELD_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _FRAMING = frozenset({"host", "content-length", "content-type", "transfer-encoding", "connection"})
 
 
-class LlmSettings(BaseSettings):
+class LlmSettings(FiniteSettings):
     """``LLM_…``: the endpoint of requests that name no provider, and the limits of every call."""
 
     model_config = SettingsConfigDict(
@@ -93,7 +94,7 @@ def check_sendable(secret: SecretStr) -> None:
         raise ValueError("a key or header has a line break, a blank at its end, or a character that is not ASCII")
 
 
-class VendorKeys(BaseSettings):
+class VendorKeys(FiniteSettings):
     """The vendors' usual variables: ``OPENAI_API_KEY`` and so on. Each key goes to its vendor's own host only."""
 
     model_config = SettingsConfigDict(frozen=True, extra="ignore", env_ignore_empty=True, hide_input_in_errors=True)

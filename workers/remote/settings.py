@@ -8,14 +8,15 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
+from broker.finite import FiniteSettings
 from workers.llm.settings import check_sendable
 
 __all__ = ["RemoteSettings"]
 
 
-class RemoteSettings(BaseSettings):
+class RemoteSettings(FiniteSettings):
     """``REMOTE_…``: one service a worker."""
 
     model_config = SettingsConfigDict(
