@@ -117,7 +117,8 @@ def _told() -> Iterator[None]:
         yield
     except FileNotFoundError as error:  # of every kind of store
         raise ArtifactNotFound(
-            "the artifact store no longer has this file: files are kept for RUNCAST_ARTIFACT_TTL"
+            "the artifact store does not have this file: files are kept for RUNCAST_ARTIFACT_TTL, and all need"
+            " the same store (RUNCAST_ARTIFACT_STORE, or RUNCAST_DATA_DIR on one machine)"
         ) from error
     except (BaseError, OSError, ValueError) as error:
         why = str(error).partition("\n")[0][:_WHY_MAX]

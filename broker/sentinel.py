@@ -7,6 +7,7 @@ master that was cut off from the others may go on answering for a while.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -178,7 +179,7 @@ class Sentinels:
                 try:
                     await self._listen(address)
                 except (RuncastError, RedisError, TimeoutError) as error:
-                    _log.info("Sentinel %s tells nothing: %s", show(address), error)
+                    _log.info("Sentinel %s tells nothing: %s", show(address), str(error) or "no answer in time")
             await asyncio.sleep(_PAUSE)
 
     async def _listen(self, address: Address) -> None:
@@ -188,9 +189,12 @@ class Sentinels:
             async with asyncio.timeout(_PATIENCE):
                 await exchange(connection, pack((b"SUBSCRIBE", _SWITCHED)), 1)
             self._doubted = True  # it may have been switched while nobody listened
-            async with asyncio.timeout(_LISTEN):
-                while True:
-                    self._told(await connection.read_response(disable_decoding=True))
+            with contextlib.suppress(
+                TimeoutError
+            ):  # no news is as it should be: the next one is listened to
+                async with asyncio.timeout(_LISTEN):
+                    while True:
+                        self._told(await connection.read_response(disable_decoding=True))
         finally:
             await connection.disconnect(nowait=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -51,14 +52,15 @@ def unprivileged(
         text = text.replace(f"server {shipped} ", f"server {address} ")
     cert, key = certificate or _made(directory)
     replaced = {
-        "listen 8700;": f"listen 127.0.0.1:{port};",
-        "listen 8443 ssl": f"listen 127.0.0.1:{tls_port} ssl",
+        "listen 127.0.0.1:8700;": f"listen 127.0.0.1:{port};",
+        "listen 127.0.0.1:8443 ssl": f"listen 127.0.0.1:{tls_port} ssl",
         "/etc/runcast/tls/certificate.pem": str(cert),
         "/etc/runcast/tls/key.pem": str(key),
         "/run/nginx.pid": str(directory / "nginx.pid"),
         "rlimit_nofile 65536": "rlimit_nofile 1024",
         "worker_connections 16384": "worker_connections 512",
     }
+    text = re.sub("listen (?=87|84)", "listen 127.0.0.1:", text)  # in a container it listens on all that is there
     for shipped, here in replaced.items():
         assert text.count(shipped) == 1, f"{shipped} is there {text.count(shipped)} times"
         text = text.replace(shipped, here)
@@ -111,7 +113,7 @@ class ShippedNginx:
         """The lines of the access log so far: one for each request that has ended."""
         return (self._directory / "access.log").read_text().splitlines()
 
-    def start(self, timeout: float = 20.0) -> ShippedNginx:
+    def start(self, timeout: float = 40.0) -> ShippedNginx:
         """Start it; returns once it listens."""
         command = [nginx_binary(), "-p", str(self._directory), "-c", str(self._config), "-g", "daemon off;"]
         with (self._directory / "output").open("wb") as output:
@@ -129,7 +131,7 @@ class ShippedNginx:
         """Harmless when it was not started or has ended."""
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
-            self._process.wait(10)
+            self._process.wait(30)
 
 
 def _listens(port: int) -> bool:

@@ -20,7 +20,7 @@ from broker.items import Event, Failed, Final
 from broker.settings import Settings
 from broker.staging import unstaged
 from workers.fetching import Fetcher
-from workers.inbound import Inbound
+from workers.inbound import Inbound, expired
 from workers.outbound import Outbound
 from workers.runner import Outcome, RunContext, Runner, RunnerFailed
 from workers.workspace import Workspace, Workspaces, WorkspaceUnusable
@@ -87,8 +87,7 @@ class Files:
         try:
             whole = [await unstaged(artifact, self.store) for artifact in given]
         except ArtifactNotFound as error:
-            message = "content that came with the request is no longer kept: send it again"
-            raise RunnerFailed("artifact_expired", message) from error
+            raise expired(error) from error
         except ArtifactStoreUnavailable as error:
             raise RunnerFailed(error.code, str(error), retryable=True) from error
         wanted = msgspec.structs.replace(context.request.input, artifacts=whole)

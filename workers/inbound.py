@@ -21,7 +21,12 @@ from workers.fetching import Fetched, Fetcher
 from workers.runner import RunnerFailed
 from workers.workspace import NameTaken, Spooled, Workspace
 
-__all__ = ["Inbound"]
+__all__ = ["Inbound", "expired"]
+
+
+def expired(error: ArtifactNotFound) -> RunnerFailed:
+    """The failure of a run whose content, which came with its request, is not in the store."""
+    return RunnerFailed("artifact_expired", f"content that came with the request is not there, send it again: {error}")
 
 
 class Inbound:
@@ -58,8 +63,7 @@ class Inbound:
         except BadRequest as error:
             raise RunnerFailed("artifact_refused", str(error)) from error
         except ArtifactNotFound as error:
-            message = "content that came with the request is no longer kept: send it again"
-            raise RunnerFailed("artifact_expired", message) from error
+            raise expired(error) from error
         except ArtifactStoreUnavailable as error:
             raise RunnerFailed(error.code, str(error), retryable=True) from error
         except NameTaken as error:
