@@ -8,7 +8,8 @@ PYTHON  ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14;
 BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet install --root-user-action=ignore -c constraints.txt
 PYTEST  := $(BIN)/python -m pytest
-WORKERS ?= 2
+# Tests at once: most of them wait for a server, a clock or a browser, so two for each processor.
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); echo $$((n > 4 ? 8 : 2 * n)))
 ARGS    ?=
 
 .PHONY: help up test test-long bench bench-check lint format clean

@@ -259,7 +259,7 @@ class _Sentinel(RedisServer):
         super().__init__(directory, certificates=watched.certificates)
         self._watched = watched
 
-    def start(self, timeout: float = 15.0) -> RedisServer:
+    def start(self, timeout: float = 40.0) -> RedisServer:
         self.directory.mkdir(parents=True, exist_ok=True)
         name, port = self._watched.name, self._watched.nodes[0].port
         lines = [f"sentinel monitor {name} 127.0.0.1 {port} 2"]

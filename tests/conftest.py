@@ -26,6 +26,9 @@ from tests.servers import Certificates, RedisServer, redis_binary
 hypothesis.settings.register_profile("runcast", deadline=None)
 hypothesis.settings.load_profile("runcast")
 
+# A test's process that stands still for a moment is no outage of its store, unless the test says so.
+os.environ.setdefault("RUNCAST_REQUEST_DEADLINE", "10")
+
 STORES = [
     "memory",
     "embedded",

@@ -50,7 +50,7 @@ class GatewayProcess:
     def log(self) -> str:
         return self.log_file.read_text(errors="replace")
 
-    def start(self, timeout: float = 20.0) -> GatewayProcess:
+    def start(self, timeout: float = 40.0) -> GatewayProcess:
         """Start it; returns once it answers."""
         environment = {f"RUNCAST_{k.upper()}": _text(getattr(self.settings, k)) for k in self.settings.model_fields_set}
         environment |= {"RUNCAST_PORT": str(self.port), "PYTHONPATH": str(_ROOT), "PYTHONUNBUFFERED": "1"}
@@ -71,7 +71,7 @@ class GatewayProcess:
         return self
 
     def _answers(self) -> bool:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/healthz", timeout=2) as reply:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/healthz", timeout=10) as reply:
             return bool(reply.status == 200)
         return False
 
@@ -84,7 +84,7 @@ class GatewayProcess:
         assert self._process
         self._process.send_signal(number)
 
-    async def ended(self, timeout: float = 20.0) -> int:
+    async def ended(self, timeout: float = 40.0) -> int:
         """Its exit code, once it has one."""
         process = self._process
         assert process
@@ -99,12 +99,12 @@ class GatewayProcess:
 
     def number(self, name: str) -> float:
         """A metric's value now, with its labels as Prometheus prints them."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=5) as reply:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=20) as reply:
             text = reply.read().decode()
         found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
         return float(found[1]) if found else 0.0
 
-    async def reads(self, name: str, value: float, timeout: float = 10.0) -> None:
+    async def reads(self, name: str, value: float, timeout: float = 30.0) -> None:
         """Wait until a metric has this value."""
         end = time.monotonic() + timeout
         while (seen := await asyncio.to_thread(self.number, name)) != value:
@@ -116,7 +116,7 @@ def _text(value: Any) -> str:
     return str(value.get_secret_value() if hasattr(value, "get_secret_value") else value)
 
 
-async def until(true: Callable[[], object], timeout: float = 10.0) -> None:
+async def until(true: Callable[[], object], timeout: float = 30.0) -> None:
     """Wait for a state; ``true`` may be a coroutine function."""
     end = time.monotonic() + timeout
     while not (await found if inspect.isawaitable(found := true()) else found):
@@ -200,7 +200,7 @@ class Response:
         return self
 
     async def head(self, method: str = "GET") -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             raw = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         first, *lines = raw.split("\r\n")[:-2]
         self.version, status, *_ = first.split(" ", 2)
@@ -231,7 +231,7 @@ class Response:
         self.complete = self.complete or not part
         return part
 
-    async def body(self, timeout: float = 10.0) -> bytes:
+    async def body(self, timeout: float = 30.0) -> bytes:
         """Read to the body's proper end."""
         async with asyncio.timeout(timeout):
             while not self.complete:
@@ -242,7 +242,7 @@ class Response:
         """Drop what came of the body so far: of one of many megabytes."""
         self._body.clear()
 
-    async def until(self, true: Callable[[list[Frame]], object], timeout: float = 10.0) -> list[Frame]:
+    async def until(self, true: Callable[[list[Frame]], object], timeout: float = 30.0) -> list[Frame]:
         """Read on until what came so far satisfies ``true``. In a chunked body every chunk must be whole frames."""
         frames, at = _scan(self.wire, not self.chunked)
         async with asyncio.timeout(timeout):
@@ -254,7 +254,7 @@ class Response:
                 at += size
         return frames
 
-    async def upto(self, seq: int, timeout: float = 10.0) -> list[Frame]:
+    async def upto(self, seq: int, timeout: float = 30.0) -> list[Frame]:
         """Read on until the item or cursor of that seq has come."""
         return await self.until(lambda frames: any((f.id or "").endswith(f":{seq}") for f in frames), timeout)
 
@@ -275,7 +275,7 @@ class Response:
         """Drop the connection at once."""
         self.writer.transport.abort()
 
-    async def closed(self, timeout: float = 5.0) -> bytes:
+    async def closed(self, timeout: float = 30.0) -> bytes:
         """Wait until the other side has closed; what it still sent."""
         async with asyncio.timeout(timeout):
             return await self.reader.read()

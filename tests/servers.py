@@ -61,7 +61,7 @@ def alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
-async def eventually(condition: Callable[[], object], timeout: float = 10.0, *, step: float = 0.02) -> None:
+async def eventually(condition: Callable[[], object], timeout: float = 30.0, *, step: float = 0.02) -> None:
     """Return once the condition holds; an AssertionError after ``timeout`` seconds."""
     end = time.monotonic() + timeout
     while not condition():
@@ -132,7 +132,7 @@ class RedisServer:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    def start(self, timeout: float = 15.0) -> RedisServer:
+    def start(self, timeout: float = 40.0) -> RedisServer:
         """Start it and return once it answers PING (so, after it loaded its data)."""
         assert not self.running
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -166,7 +166,7 @@ class RedisServer:
         self._end(signal.SIGKILL if kill else signal.SIGTERM)
         self.start()
 
-    def replica_of(self, master: RedisServer, timeout: float = 20.0) -> None:
+    def replica_of(self, master: RedisServer, timeout: float = 40.0) -> None:
         """Follow ``master``; returns once the first copy is complete and the link is up."""
         self._master = master
         self.command("REPLICAOF", "127.0.0.1", str(master.port))
@@ -199,7 +199,7 @@ class RedisServer:
         return reply
 
     def _connect(self) -> socket.socket:
-        sock = socket.create_connection(("127.0.0.1", self.port), timeout=2.0)
+        sock = socket.create_connection(("127.0.0.1", self.port), timeout=10.0)
         if not self.certificates:
             return sock
         context = ssl.create_default_context(cafile=str(self.certificates.ca))

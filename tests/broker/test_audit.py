@@ -235,5 +235,5 @@ async def test_what_the_stream_dropped_meanwhile_is_said(scribes: tuple[Books, B
 
 
 async def test_without_the_setting_nothing_is_written(books: Books) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await AuditFile(books.store, books.ledger.audit).run_forever()

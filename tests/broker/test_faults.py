@@ -51,7 +51,7 @@ async def test_who_joins_while_a_wake_is_under_way_is_woken_for_too(b: Broker, m
     began = time.monotonic()
     await b.store.call("XADD", prefix + b"3", "1-0", "t", "t", "d", "{}")
     await until(lambda: got)
-    assert got[prefix + b"3"] - began < b.settings.block / 2
+    assert got[prefix + b"3"] - began < b.settings.block * 0.9
 
 
 async def test_a_batch_that_cannot_be_sent_on_ends_its_viewers_instead_of_holding_them(b: Broker):
@@ -63,7 +63,7 @@ async def test_a_batch_that_cannot_be_sent_on_ends_its_viewers_instead_of_holdin
         # A hole that no retention makes: somebody else has written to the stream.
         commands = [("XADD", key, f"{n}-0", "t", "event", "d", "{}") for n in (1, 3)]
         await b.store.pipeline(commands, atomic=True)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await task
         assert s.viewer.reason == "failed"
         await until(lambda: not b.hub.feeds)

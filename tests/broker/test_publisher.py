@@ -87,7 +87,7 @@ def delta(text: object) -> MessageDelta:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not true():  # noqa: ASYNC110  # any state at all, not one event
             await asyncio.sleep(0.001)
 

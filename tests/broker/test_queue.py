@@ -64,9 +64,9 @@ async def test_an_entry_goes_to_one_of_several_workers(registry: Registry, store
 
 async def test_a_blocked_take_wakes_for_a_new_entry(registry: Registry, link: Link) -> None:
     assert await take(registry.queue, link) is None
-    blocked = asyncio.create_task(registry.queue.take(link, "c1", block_ms=5_000))
+    blocked = asyncio.create_task(registry.queue.take(link, "c1", block_ms=40_000))
     await registry.queue.put("run", 1)
-    taken = await asyncio.wait_for(blocked, 4)
+    taken = await asyncio.wait_for(blocked, 30)
     assert taken is not None
     assert taken.run_id == "run"
 

@@ -94,7 +94,7 @@ async def test_turns_come_in_order_one_a_round_and_pass_over_whoever_was_cancell
     rounds.stop()
     assert [name for name, _ in got] == [0, 2, 3]
     assert len({number for _, number in got}) == 3
-    await asyncio.wait_for(turns.take(), 5)  # nobody waits: at once
+    await asyncio.wait_for(turns.take(), 30)  # nobody waits: at once
 
 
 @of_any_store

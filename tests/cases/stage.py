@@ -23,11 +23,11 @@ class Watching:
         self.viewer = SseViewer(run_id, ports)
         self.task = asyncio.create_task(self.viewer.watch())
 
-    async def text(self, count: int, timeout: float = 20.0) -> None:
+    async def text(self, count: int, timeout: float = 40.0) -> None:
         """Wait for so many text deltas."""
         await eventually(lambda: len(self.viewer.texts) >= count, timeout)
 
-    async def end(self, timeout: float = 20.0) -> SseViewer:
+    async def end(self, timeout: float = 40.0) -> SseViewer:
         return await asyncio.wait_for(self.task, timeout)
 
     async def leave(self) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ from tests.cases.wire import ended
 from tests.gateways import GatewayProcess, until, writing
 from tests.servers import Proxy, RedisServer, eventually
 
-LEASE, SWEEP, SLOW_MACHINE = 2.0, 0.5, 2.0
+LEASE, SWEEP, SLOW_MACHINE = 2.0, 0.5, 10.0
 REQUEST = RunRequest(runner="scripted", input=RunInput(message="x"))
 FAKE_HERMES = Path(__file__).parents[1] / "workers" / "fake_hermes.py"
 
@@ -48,12 +49,12 @@ async def test_case_04_one_worker_lost_within_lease_and_sweep_for_all_viewers(
         second = s.watch(run_id, 1)
         seen = await asyncio.gather(first.end(), second.end())
         assert time.monotonic() - began < LEASE + SWEEP + SLOW_MACHINE
-        third = await s.watch(run_id).end(2)
+        third = await s.watch(run_id).end()
         doomed.signal(signal.SIGCONT) if how == signal.SIGSTOP else None
         other = await s.run(script="tokens=1")
         assert (await s.ended(other))["type"] == "final"
         if how == signal.SIGSTOP:  # awake again, it is refused, and works on
-            await eventually(lambda: "taken over" in doomed.output, 10)
+            await eventually(lambda: "taken over" in doomed.output)
             assert doomed.popen.poll() is None
         items = await s.items(run_id)
     assert [i["type"] for i in items].count("message.delta") == 2
@@ -73,13 +74,19 @@ async def test_case_04_one_worker_lost_within_lease_and_sweep_for_all_viewers(
 @asynccontextmanager
 async def lossy(redis: RedisServer, namespace: str, **more: object) -> AsyncIterator[tuple[Broker, Broker, Proxy]]:
     """A worker's broker behind a proxy that can lose replies, and one that sees what the store really has."""
-    settings = Settings(namespace=namespace, request_deadline=0.4, partitions=4, **more)  # type: ignore[arg-type]
+    settings = Settings(namespace=namespace, partitions=4, **more)  # type: ignore[arg-type]
     async with (
         Proxy(redis.port) as proxy,
         api.open(proxy.url, settings) as behind,
         api.open(redis.url, settings) as direct,
     ):
         yield behind, direct, proxy
+
+
+def lose(broker: Broker, proxy: Proxy, losing: bool = True) -> None:
+    """Whether its replies are lost. Its deadline is short while they are, and else one that no slow machine passes."""
+    proxy.drop_replies = losing
+    broker.store._deadline = 0.4 if losing else 30.0
 
 
 async def stored(broker: Broker, run_id: str, last: int) -> None:
@@ -96,18 +103,18 @@ async def test_case_08_an_append_whose_reply_is_lost_is_applied_once(redis7: Red
             for n in range(10):
                 await p.publish(MessageDelta(text=f"{step}.{n} "))
             await p.flush()
-            proxy.drop_replies = True
+            lose(behind, proxy)
             for n in range(10, 20):
                 await p.publish(MessageDelta(text=f"{step}.{n} "))
             await stored(direct, p.run_id, step * 20 + 11)  # applied; nobody told the worker
             assert p.last == step * 20 + 10
-            proxy.drop_replies = False
+            lose(behind, proxy, False)
             await p.flush()
-        proxy.drop_replies = True
+        lose(behind, proxy)
         sealing = asyncio.create_task(p.seal(Final()))
         await stored(direct, p.run_id, 81)
         await asyncio.sleep(0.5)  # one more try, its reply lost as well
-        proxy.drop_replies = False
+        lose(behind, proxy, False)
         assert await sealing == 81
         everything = [f"{step}.{n} " for step in range(4) for n in range(20)]
         assert await seen == everything
@@ -128,7 +135,7 @@ async def test_case_08_a_lasting_failure_reaches_the_worker_as_an_error(redis7: 
     async with lossy(redis7, namespace, outage_limit=1.0) as (behind, direct, proxy), writing(behind) as p:
         await p.publish(MessageDelta(text="a"))
         await p.flush()
-        proxy.drop_replies = True
+        lose(behind, proxy)
         await p.publish(MessageDelta(text="b"))
         with pytest.raises(OutageTooLong):
             await p.flush()
@@ -142,10 +149,10 @@ async def test_case_08_every_other_step_may_be_repeated_when_its_reply_is_lost(r
 
         @asynccontextmanager
         async def lost() -> AsyncIterator[None]:
-            proxy.drop_replies = True
+            lose(behind, proxy)
             with pytest.raises(StoreUnavailable):
                 yield
-            proxy.drop_replies = False
+            lose(behind, proxy, False)
 
         async with lost():
             await behind.runs.create(REQUEST, idempotency_key="k")
@@ -175,14 +182,18 @@ async def test_case_08_a_create_whose_reply_is_lost_makes_one_run_over_http(
     redis7: RedisServer, namespace: str, tmp_path: Path
 ):
     async with Proxy(redis7.port) as proxy:
-        settings = {"request_deadline": 0.5, "requeue_after": 0.5, "sweep": 0.5, "partitions": 4, "block": 0.5}
+        settings = {"request_deadline": 1.5, "requeue_after": 0.5, "sweep": 0.5, "partitions": 4, "block": 0.5}
         async with stage(redis7.url, namespace, tmp_path, gateways=0, **settings) as s:
             await s.gateway(proxy.url)
             body = {"runner": "scripted", "input": {"message": "x"}, "metadata": {"script": "tokens=3"}}
             proxy.drop_replies = True
             assert (await s.post("/v1/runs", body, Idempotency_Key="k"))[0] == 503
             proxy.drop_replies = False
-            answers = [await s.post("/v1/runs", body, Idempotency_Key="k") for _ in range(2)]
+            answers: list[tuple[int, Any]] = []
+            async with asyncio.timeout(30):
+                while len(answers) < 2:  # a 503: the proxy in this process was held up
+                    answer = await s.post("/v1/runs", body, Idempotency_Key="k")
+                    answers += [answer] if answer[0] != 503 else []
             assert {status for status, _ in answers} <= {200, 201}
             (run_id,) = {answer["run_id"] for _, answer in answers}
             s.worker()
@@ -297,15 +308,15 @@ async def test_case_18_an_end_without_an_outcome_is_a_failure(with_fake_hermes: 
         assert await s.fences(run_id) == ["failed"]
 
 
-async def test_case_18_the_fence_is_written_before_a_slow_cleanup(with_fake_hermes: Stage):
-    """This Hermes needs two more seconds after its result; the worker waits for it, the viewers do not."""
-    s = with_fake_hermes
-    run_id = await s.run("LINGER", runner="hermes")
+async def test_case_18_the_fence_is_written_before_a_slow_cleanup(with_fake_hermes: Stage, tmp_path: Path):
+    """This Hermes goes on for a while after its result; the worker waits for it, the viewers do not."""
+    s, go = with_fake_hermes, tmp_path / "go"
+    run_id = await s.run(f"LINGER {go}", runner="hermes")
     watching = s.watch(run_id)
     viewer = await watching.end()
-    at = time.monotonic()
     assert viewer.controls[-1][1]["status"] == "completed"
     s.workers[0].signal(signal.SIGTERM)
+    go.touch()
     assert await s.workers[0].ended() == 0
-    assert time.monotonic() - at > 0.8, "it was left to end, not killed"
+    assert go.with_suffix(".gone").exists(), "it was left to end, not killed"
     assert await s.fences(run_id) == ["final"]

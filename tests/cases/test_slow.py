@@ -29,7 +29,7 @@ MARGIN = 16 << 20
 
 @pytest.mark.parametrize(
     ("each", "mebibytes", "stall_limit"),
-    [(6, 6, 1.5), pytest.param(50, 60, 90.0, marks=[pytest.mark.long, pytest.mark.timeout(600)])],
+    [(6, 6, 3.0), pytest.param(50, 60, 90.0, marks=[pytest.mark.long, pytest.mark.timeout(600)])],
 )
 async def test_case_10_viewers_that_do_not_read_cost_a_bounded_amount_and_stop_nobody(
     redis7: RedisServer, namespace: str, tmp_path: Path, each: int, mebibytes: int, stall_limit: float

@@ -48,7 +48,7 @@ async def opened(
 
 
 async def ended(
-    gateway: GatewayProcess, run_id: str, after: int | str | None = None, query: str = "", *, timeout: float = 10.0
+    gateway: GatewayProcess, run_id: str, after: int | str | None = None, query: str = "", *, timeout: float = 30.0
 ) -> Response:
     """A stream to its proper end."""
     async with await opened(gateway, run_id, after, query) as stream:

@@ -40,7 +40,7 @@ class Command:
     def signal(self, number: signal.Signals) -> None:
         self.popen.send_signal(number)
 
-    async def ended(self, timeout: float = 15.0) -> int:
+    async def ended(self, timeout: float = 40.0) -> int:
         await eventually(lambda: self.popen.poll() is not None, timeout)
         assert self.popen.returncode is not None
         return self.popen.returncode
@@ -54,7 +54,7 @@ class Command:
             with contextlib.suppress(ProcessLookupError):
                 self.popen.send_signal(signal.SIGCONT)
             self.popen.kill()
-        self.popen.wait(10)
+        self.popen.wait(30)
 
 
 class Gateway(Command):
@@ -68,7 +68,7 @@ class Gateway(Command):
             env = {**env, "RUNCAST_PORT": str(self.port), "PYTHONPATH": str(Path(__file__).parents[2])}
         super().__init__(arguments, env, log)
 
-    async def ready(self, timeout: float = 20.0) -> Gateway:
+    async def ready(self, timeout: float = 40.0) -> Gateway:
         async def up() -> bool:
             try:
                 status, _ = await http_json(self.port, "GET", "/readyz")
@@ -90,7 +90,7 @@ class Worker(Command):
 
 
 async def http_json(
-    port: int, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None, timeout: float = 10.0
+    port: int, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None, timeout: float = 30.0
 ) -> tuple[int, Any]:
     """One HTTP/1.1 request on a connection of its own. Returns the status and the decoded body (or its text)."""
     payload = b"" if body is None else json.dumps(body).encode()

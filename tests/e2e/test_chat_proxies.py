@@ -161,7 +161,7 @@ async def test_an_answer_in_one_piece_is_waited_for(way: int, broker: Broker) ->
 
 async def _made(broker: Broker, message: str) -> str:
     """The run that was made for it."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while True:
             for record in (await broker.runs.list(limit=50))[0]:
                 if record.request["input"]["message"] == message:

@@ -75,7 +75,7 @@ async def test_killed_workers_and_gateways_leave_exact_books(
     async with AsyncExitStack() as stack:
         broker = await stack.enter_async_context(opened(redis7, namespace))
         gateways = [killed(stack, Gateway(env, tmp_path / f"g{n}.log")) for n in range(2)]
-        doomed, other = (killed(stack, Worker(env, tmp_path / f"w{n}.log", concurrency=2)) for n in "ab")
+        doomed = killed(stack, Worker(env, tmp_path / "doomed.log", concurrency=2))
         await asyncio.gather(*(gateway.ready() for gateway in gateways))
         answers = await asyncio.gather(*(ask(gateway.port) for _ in range(8) for gateway in gateways))
         made = [run_id for run_id in answers if run_id]
@@ -87,7 +87,8 @@ async def test_killed_workers_and_gateways_leave_exact_books(
         async def at_work() -> bool:
             return any(map(doomeds, await records(broker, made)))
 
-        await until(at_work, 20)
+        await until(at_work, 40)
+        other = killed(stack, Worker(env, tmp_path / "other.log", concurrency=2))  # which has left it something to do
         doomed.kill()
         gateways[0].kill()
 
@@ -95,7 +96,7 @@ async def test_killed_workers_and_gateways_leave_exact_books(
             total = (await broker.ledger.budget()).total
             return all(r.is_ended for r in await records(broker, made)) and total.runs == len(made)
 
-        await until(over, 30)
+        await until(over, 40)
         ended = await records(broker, made)
         total = (await broker.ledger.budget()).total
         assert [r.outcome["item"]["code"] for r in ended if r.outcome and r.status == "failed"].count(

@@ -125,7 +125,7 @@ def gateway(redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def broker(gateway: GatewayProcess) -> AsyncIterator[Broker]:
-    async with api.open(settings=gateway.settings) as opened:
+    async with api.open(settings=gateway.settings.model_copy(update={"request_deadline": 10.0})) as opened:
         yield opened
 
 
@@ -153,7 +153,7 @@ class Viewer:
     async def text(self) -> str:
         return "".join(e["data"]["text"] for e in await self.got("message.delta"))
 
-    async def until(self, script: str, timeout: float = 15.0) -> None:
+    async def until(self, script: str, timeout: float = 30.0) -> None:
         await self.page.wait_for_function(script, timeout=timeout * 1000, polling=20)
 
     async def has(self, seq: int) -> None:

@@ -246,7 +246,7 @@ async def test_a_gateway_that_drains_ends_the_stream_and_viewers_come_back(
 async def test_a_proxy_that_is_stopped_lets_streams_end_and_cuts_the_others(
     nest: Start, gateway: GatewayProcess, broker: Broker
 ) -> None:
-    proxy = nest(gateway.port, drain=3)
+    proxy = nest(gateway.port, drain=5)
     async with writing(broker) as ending, writing(broker) as going_on:
         streams = [await Response.open(proxy.port, stream_of(p.run_id)) for p in (ending, going_on)]
         proxy.popen.send_signal(signal.SIGTERM)

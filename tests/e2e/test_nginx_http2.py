@@ -99,17 +99,17 @@ class Viewer:
 
     async def upto(self, seq: int) -> None:
         """Read on until that item has come."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while seq not in self.seqs:
                 self.wire += await anext(self._parts)
 
     async def heartbeat(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not any(frame.event == ":" for frame in self.frames):
                 self.wire += await anext(self._parts)
 
     async def rest(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             async for part in self._parts:
                 self.wire += part
 
@@ -123,7 +123,7 @@ class Client:
             verify=ssl.create_default_context(cafile=str(nginx.authority)),
             http2=http2,
             limits=httpx.Limits(max_connections=1),
-            timeout=httpx.Timeout(10.0, pool=0.3),
+            timeout=httpx.Timeout(30.0, pool=30.0 if http2 else 0.3),
             trust_env=False,
         )
         self._open = contextlib.AsyncExitStack()
@@ -226,7 +226,7 @@ async def page_at(browser: Browser, url: str) -> AsyncIterator[Page]:
 
 async def _all_have(page: Page, seqs: list[int]) -> None:
     script = f"window.got.every((seqs) => JSON.stringify(seqs) === '{seqs}'.replaceAll(' ', ''))"
-    await page.wait_for_function(script, timeout=20_000, polling=20)
+    await page.wait_for_function(script, timeout=40_000, polling=20)
 
 
 async def test_a_browser_watches_more_than_six_and_moves_with_all(

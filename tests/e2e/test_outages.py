@@ -85,8 +85,11 @@ class Cluster:
 
 
 @pytest.fixture
-async def cluster(redis7: RedisServer, namespace: str, tmp_path: Path) -> AsyncIterator[Cluster]:
-    cluster = Cluster(redis7.url, namespace, tmp_path)
+async def cluster(
+    request: pytest.FixtureRequest, redis7: RedisServer, namespace: str, tmp_path: Path
+) -> AsyncIterator[Cluster]:
+    """``request.param``: other settings than the quick ones."""
+    cluster = Cluster(redis7.url, namespace, tmp_path, **getattr(request, "param", {}))
     try:
         await cluster.gateway.ready()
         yield cluster
@@ -96,7 +99,7 @@ async def cluster(redis7: RedisServer, namespace: str, tmp_path: Path) -> AsyncI
 
 async def text_came(task: asyncio.Task[SseViewer], count: int = 2) -> SseViewer:
     viewer: SseViewer = task.viewer  # type: ignore[attr-defined]
-    await eventually(lambda: len(viewer.texts) >= count, 20)
+    await eventually(lambda: len(viewer.texts) >= count, 40)
     return viewer
 
 
@@ -109,9 +112,9 @@ async def test_a_killed_workers_run_fails_once_and_every_viewer_ends(cluster: Cl
     killed = time.monotonic()
     rest = [cluster.worker(), cluster.worker()]  # several sweepers race
     after = cluster.viewer(run_id)
-    first, second = await asyncio.wait_for(asyncio.gather(before, after), 15)
-    assert time.monotonic() - killed < 2.0 + 0.4 + 2.0, "within the lease and a sweep, and what a slow machine adds"
-    late = await asyncio.wait_for(cluster.viewer(run_id), 5)
+    first, second = await asyncio.wait_for(asyncio.gather(before, after), 40)
+    assert time.monotonic() - killed < 2.0 + 0.4 + 10.0, "within the lease and a sweep, and what a slow machine adds"
+    late = await asyncio.wait_for(cluster.viewer(run_id), 30)
     assert await cluster.fences(run_id) == ["failed"]
     run = await cluster.run(run_id)
     assert run["outcome"]["code"] == "worker_lost"
@@ -127,12 +130,12 @@ async def test_a_worker_that_slept_through_its_lease_is_refused_when_it_wakes(cl
     viewing = cluster.viewer(run_id)
     await text_came(viewing)
     sleeper.signal(signal.SIGSTOP)
-    viewer = await asyncio.wait_for(viewing, 15)
+    viewer = await asyncio.wait_for(viewing, 40)
     last = (await cluster.run(run_id))["last_seq"]
     sleeper.signal(signal.SIGCONT)
-    await eventually(lambda: "fenced" in sleeper.output.lower() or "another owner" in sleeper.output.lower(), 15)
+    await eventually(lambda: "fenced" in sleeper.output.lower() or "another owner" in sleeper.output.lower())
     other = await cluster.start_run("tokens=3")
-    await asyncio.wait_for(cluster.viewer(other), 15)  # and it works on
+    await asyncio.wait_for(cluster.viewer(other), 30)  # and it works on
     assert (await cluster.run(run_id))["last_seq"] == last
     assert await cluster.fences(run_id) == ["failed"]
     assert viewer.ids == list(range(1, last + 1))
@@ -145,13 +148,14 @@ async def test_a_run_that_may_be_retried_starts_again_and_says_so(cluster: Clust
     await text_came(viewing)
     doomed.popen.kill()
     cluster.worker()
-    viewer = await asyncio.wait_for(viewing, 25)
+    viewer = await asyncio.wait_for(viewing, 50)
     run = await cluster.run(run_id)
     assert (run["status"], run["attempt"]) == ("completed", 2)
     assert viewer.ids == list(range(1, run["last_seq"] + 1))
     assert "".join(viewer.texts).endswith("".join(f"w{n} " for n in range(1, 61)))
 
 
+@pytest.mark.parametrize("cluster", [{"lease": 30.0}], indirect=True)
 async def test_cancel_is_durable_and_repeats_are_harmless(cluster: Cluster):
     queued = await cluster.start_run("tokens=3")
     for _ in range(2):
@@ -167,14 +171,14 @@ async def test_cancel_is_durable_and_repeats_are_harmless(cluster: Cluster):
     for _ in range(2):
         assert (await http_json(cluster.gateway.port, "POST", f"/v1/runs/{run_id}/cancel"))[0] == 202
     worker.signal(signal.SIGCONT)
-    ended = await asyncio.wait_for(asyncio.gather(*viewers[1:]), 15)
+    ended = await asyncio.wait_for(asyncio.gather(*viewers[1:]), 40)
     run = await cluster.run(run_id)
     assert run["status"] == "cancelled"
     assert run["outcome"]["partial"]["content"][0]["text"].startswith("w1 w2 ")
     assert all(v.ids == list(range(1, run["last_seq"] + 1)) for v in ended)
     assert (await http_json(cluster.gateway.port, "POST", f"/v1/runs/{run_id}/cancel"))[0] == 202, "a repeat"
     completed = await cluster.start_run("tokens=1")
-    await asyncio.wait_for(cluster.viewer(completed), 10)
+    await asyncio.wait_for(cluster.viewer(completed), 30)
     assert (await http_json(cluster.gateway.port, "POST", f"/v1/runs/{completed}/cancel"))[0] == 409
     assert await cluster.fences(run_id) == ["cancelled"]
 
@@ -219,7 +223,7 @@ async def test_a_restarted_store_continues_every_stream(
         await asyncio.to_thread(redis_server.restart, kill=kill)
         await publish(p, 51, 100)
         last = await p.seal(Final())
-        await asyncio.wait_for(watching, 20)
+        await asyncio.wait_for(watching, 40)
     assert not [e.type for e in got if e.control]
     assert seqs(got) == list(range(1, last + 1))
 
@@ -269,7 +273,7 @@ async def test_a_promoted_replica_without_the_end_of_the_log(failover: Failover,
         failover.fail_over()
         await publish(p, 101, 120)
         last = await p.seal(Final())
-        await asyncio.wait_for(watching, 20)
+        await asyncio.wait_for(watching, 40)
         fresh: list[StreamEntry] = []
         await watch(gateway, p.run_id, fresh)
         record = await gateway.runs.get(p.run_id)

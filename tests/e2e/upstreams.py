@@ -50,7 +50,7 @@ class Peer:
         self.writer.write(wire)
         await self.writer.drain()
 
-    async def left(self, timeout: float = 10.0) -> bytes:
+    async def left(self, timeout: float = 30.0) -> bytes:
         """Once the proxy has closed its side: what it still sent."""
         rest = b""
         async with asyncio.timeout(timeout):
@@ -91,7 +91,7 @@ async def serving(
         raise
     finally:
         server.close()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             told = await asyncio.gather(*tasks, return_exceptions=True)
     for failure in told:
         if isinstance(failure, Exception):

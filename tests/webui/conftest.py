@@ -37,8 +37,6 @@ def settings_of(request: pytest.FixtureRequest, server: str) -> Settings:
         heartbeat=HEARTBEAT,
         block=1.0,
         retry_ms=300,
-        sweep=0.3,
-        lease=1.5,
         beat=0.3,
     )
 
@@ -61,7 +59,7 @@ async def broker(settings: Settings) -> AsyncIterator[Broker]:
 
 @pytest.fixture(scope="module")
 def worker(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    given = {name: getattr(settings, name) for name in ("partitions", "sweep", "lease", "beat", "block")}
+    given = {name: getattr(settings, name) for name in ("partitions", "beat", "block")}
     log = tmp_path_factory.mktemp("worker") / "log"
     process = Worker(environment(settings.redis_url, settings.namespace, **given), log)
     yield process

@@ -100,7 +100,7 @@ class _InBrowser:
     def __init__(self, page: Page) -> None:
         self.page = page
 
-    async def until(self, script: str, timeout: float = 20.0) -> None:
+    async def until(self, script: str, timeout: float = 40.0) -> None:
         await self.page.wait_for_function(script, timeout=timeout * 1000, polling=20)
 
     async def has(self, text: str) -> None:
@@ -211,14 +211,14 @@ class Android:
         return any(event in ("stream_end", "cancel", "apperror") for event, _ in self._shown)
 
     async def has(self, text: str) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             while text not in await self.text():
                 assert self._task is None or not self._task.done() or text in await self.text()
                 await asyncio.sleep(0.01)
 
     async def over(self) -> None:
         assert self._task is not None
-        await asyncio.wait_for(self._task, 20)
+        await asyncio.wait_for(self._task, 40)
 
     async def events(self) -> list[str]:
         return [event for event, _ in self._shown]

@@ -154,9 +154,9 @@ async def test_connections_that_are_lost_in_mid_run(client: Client, turn: Played
     for n in range(4):
         await turn.say(5)
         await client.has(f"w{turn.p.last - 1}é")
+        asked = len(wire.asked)
         wire.cut()
         await turn.say(n)
-        asked = len(wire.asked)
         await until(lambda asked=asked: len(wire.asked) > asked)
     await turn.say(3)
     await turn.end()
@@ -231,7 +231,9 @@ async def test_a_worker_that_is_lost(client: Client, wire: Wire, broker: Broker)
         await client.open(record.run_id, session.session_id)
         await say(publisher, "some ", "text ")
         await client.has("text ")
-        await client.over()  # nobody beats for it: the gateway's sweep ends it
+        # As a sweep does it that has heard of nobody for a lease.
+        assert await broker.runs.takeover(await broker.runs.get(record.run_id)) == "failed"
+        await client.over()
         told = await client.last()
         assert (told["type"], told["code"], "recovery_control" in told) == ("interrupted", "worker_lost", False)
         assert await client.text() == "some text "

@@ -221,7 +221,7 @@ class Stage:
             await asyncio.sleep(0.002)
 
     async def ended(self, fence_id: str) -> None:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(40):
             await asyncio.gather(*(viewer.connections[-1].task for viewer in self.viewers))
         for viewer in self.viewers:
             assert viewer.connections[-1].status == 200

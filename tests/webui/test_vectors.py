@@ -90,7 +90,7 @@ def _named(value: str, run_id: str) -> str:
 
 async def _has(stream: Any, run_id: str, seq: int) -> None:
     """Read on until the item of that seq has come."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while f"id: {run_id}:{seq}\n".encode() not in stream.wire:
             await stream.part()
 

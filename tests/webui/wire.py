@@ -85,7 +85,7 @@ async def closed(
     query: Mapping[str, str] | None = None,
     *,
     header: str | None = None,
-    timeout: float = 10.0,
+    timeout: float = 30.0,
 ) -> list[Block]:
     """A chat stream to its proper end."""
     async with await chat(gateway, run_id, query, header=header) as stream:
@@ -108,7 +108,7 @@ def text_of(blocks: Sequence[Block]) -> str:
     return "".join(block.data["text"] for block in blocks if block.event == "token")
 
 
-async def until_wire(stream: Response, part: bytes, timeout: float = 10.0) -> None:
+async def until_wire(stream: Response, part: bytes, timeout: float = 30.0) -> None:
     """Read on until that has come."""
     async with asyncio.timeout(timeout):
         while part not in stream.wire:

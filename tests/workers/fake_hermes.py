@@ -139,7 +139,12 @@ def behave(words: list[str], argv: list[str], prompt: str) -> int:
     if word == "LINGER":
         out.text("done")
         out.end("done")
-        time.sleep(2)
+        if len(words) > 1:  # until the test makes that file; and another one says that it came so far
+            while not os.path.exists(words[1]):
+                time.sleep(0.02)
+            open(words[1] + ".gone", "x").close()
+        else:
+            time.sleep(2)
         print("finished", file=sys.stderr)
     elif word == "HANG":
         subprocess.Popen(["setsid", "sh", "-c", "trap '' TERM; while :; do sleep 0.2; done"])

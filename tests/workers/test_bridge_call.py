@@ -278,11 +278,11 @@ async def test_an_agent_that_heeds_no_interrupt_is_ended(hermes: Hermes) -> None
 
 
 async def test_kill_waits_for_nothing(hermes: Hermes) -> None:
-    call = await hermes.start("child say:up hang")
+    call = await hermes.start("child say:up hang", settings=hermes.settings(grace=600.0))
     while not [b for b in await call.read() or [] if isinstance(b, MessageDelta)]:
         pass
     call.kill()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while await call.read() is not None:
             pass
         await call.aclose()

@@ -170,7 +170,7 @@ async def test_while_a_person_is_asked_there_is_no_silence_and_then_it_counts_an
             await asyncio.sleep(0.5)
         await asyncio.sleep(0.3)  # one of the two is open still
         assert call.stops == 0
-    answered = time.monotonic()
+        answered = time.monotonic()
     await eventually(lambda: call.stops == 1)
     assert time.monotonic() - answered >= 0.19
     assert (await reading, code(driven)) == (["last words"], "hermes_silent")

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -98,14 +97,14 @@ async def test_the_request_reaches_the_command_and_the_workers_secrets_do_not(
     assert entries[-1].fields["usage"]["input_tokens"] == 10
 
 
-async def test_the_fence_does_not_wait_for_hermes_to_end(broker: Broker, worker: Worker) -> None:
-    entries = await _run(broker, "LINGER")
-    fenced = time.monotonic()
+async def test_the_fence_does_not_wait_for_hermes_to_end(broker: Broker, worker: Worker, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    entries = await _run(broker, f"LINGER {go}")
     assert entries[-1].type == "final"
     assert worker.running == 1
-    await eventually(lambda: worker.running == 0, 10)
-    # It was left to end by itself, not stopped.
-    assert time.monotonic() - fenced > 0.8
+    go.touch()
+    await eventually(lambda: worker.running == 0)
+    assert go.with_suffix(".gone").exists(), "it was left to end by itself, not stopped"
 
 
 async def test_a_cancelled_run_leaves_no_process_and_keeps_its_text(broker: Broker, worker: Worker) -> None:
@@ -216,7 +215,7 @@ async def test_a_hurried_cleanup_kills_without_grace(binary: str) -> None:
     context.hurry = True
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await context.clean_up()
 
 

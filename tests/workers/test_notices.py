@@ -46,6 +46,8 @@ def test_codes(line: str, code: str | None) -> None:
         ("⏱️ Rate limited. Waiting 1.0s (attempt 2/3)...", {"wait_s": 1.0, "attempt": 2, "of": 3}),
         ("⏳ down — retrying automatically in 18s (cycle 1/5); press Esc", {"wait_s": 18.0, "attempt": 1, "of": 5}),
         ("⚠️ Empty response from model — retrying (1/3)", {"attempt": 1, "of": 3}),
+        (f"⏳ Retrying in {'9' * 1_500} (attempt 1/{'9' * 1_500})", {}),
+        (f"⏳ Retrying in {'9' * 1_500}s", {"wait_s": 999_999_999.0}),
     ],
 )
 def test_a_new_attempt_is_a_retry_with_its_numbers(line: str, payload: dict[str, object]) -> None:

@@ -43,20 +43,21 @@ class Stuck:
 
 async def main():
     async with api.open(settings=Settings()) as broker:
-        await Worker(broker, runners={"test": Stuck()}).run()
+        await Worker(broker, runners={"test": Stuck()}, sweep=False).run()
 
 asyncio.run(main())
 """
 
 
 def settings_of(url: str, directory: Path, **more: Any) -> Settings:
-    return Settings(redis_url=url, namespace=f"t{uuid4().hex[:12]}", data_dir=directory, partitions=4, **_FAST, **more)
+    named = {"redis_url": url, "namespace": f"t{uuid4().hex[:12]}", "data_dir": directory, "partitions": 4}
+    return Settings(**{**named, **_FAST, **more})
 
 
 @pytest.fixture(params=["memory", "redis7"])
 async def broker(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Broker]:
     url = f"memory:{uuid4().hex}" if request.param == "memory" else request.getfixturevalue("redis7").url
-    async with api.open(settings=settings_of(url, tmp_path, session_busy="wait")) as opened:
+    async with api.open(settings=settings_of(url, tmp_path, session_busy="wait", lease=60.0)) as opened:
         yield opened
 
 
@@ -73,7 +74,7 @@ async def ended(broker: Broker, *run_ids: str) -> None:
     async def are_over() -> bool:
         return all([(await broker.runs.get(run_id)).is_ended for run_id in run_ids])
 
-    await until(are_over, 20)
+    await until(are_over, 40)
 
 
 async def test_nothing_of_two_runs_overlaps_on_two_workers(broker: Broker) -> None:
@@ -117,7 +118,7 @@ async def test_those_that_wait_take_no_slot(broker: Broker) -> None:
             return [await status(broker, run_id) for run_id in (ids[0], other)] == ["running", "running"]
 
         await until(both_run)
-        assert worker.running == 2
+        await until(lambda: worker.running == 2)
         assert {await status(broker, run_id) for run_id in ids[1:]} == {"queued"}
         assert await broker.queue.size() == 0
         await broker.runs.cancel(ids[1])
@@ -202,25 +203,25 @@ def stuck_worker(settings: Settings, *, at_once: bool) -> subprocess.Popen[bytes
 @pytest.mark.parametrize("at", ["running", "behind the fence"])
 async def test_the_worker_that_would_let_the_next_begin_is_killed(redis7: RedisServer, tmp_path: Path, at: str) -> None:
     settings = settings_of(redis7.url, tmp_path, session_busy="wait")
-    process = stuck_worker(settings, at_once=at == "running")
     resumed: list[str | None] = []
 
     async def play(context: RunContext) -> Final:
         resumed.append(context.resumes)
         return Final()
 
-    try:
-        async with api.open(settings=settings) as broker:
-            ids = [await made(broker, f"m{n}") for n in range(3)]
-            await until(lambda: reached(broker, ids[0], "running" if at == "running" else "completed"), 30)
+    async with api.open(settings=settings) as broker:
+        ids = [await made(broker, f"m{n}") for n in range(3)]
+        process = stuck_worker(settings, at_once=at == "running")
+        try:
+            await until(lambda: reached(broker, ids[0], "running" if at == "running" else "completed"), 40)
             assert (await broker.runs.get(ids[1])).waits
             process.send_signal(signal.SIGKILL)
             async with working(broker, play, sweep=True):
                 await ended(broker, *ids)
             assert await status(broker, ids[0]) == ("failed" if at == "running" else "completed")
-    finally:
-        process.kill()
-        process.wait()
+        finally:
+            process.kill()
+            process.wait()
     assert resumed == [None if at == "running" else "h-1"] * 2
 
 

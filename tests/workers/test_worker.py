@@ -42,7 +42,7 @@ class Playing:
 
 
 def _settings(url: str, tmp_path: Path, **more: Any) -> Settings:
-    fast = {"beat": 0.1, "sweep": 0.2, "lease": 1.0, "worker_drain": 5.0, "block": 1.0}
+    fast = {"beat": 0.1, "sweep": 0.2, "lease": 1.0, "worker_drain": 60.0, "block": 1.0, "requeue_after": 60.0}
     return Settings(redis_url=url, namespace=f"t{uuid4().hex[:12]}", data_dir=tmp_path, **{**fast, **more})
 
 
@@ -78,7 +78,7 @@ async def _create(broker: Broker, runner: str = "test", **more: Any) -> str:
 
 
 async def _follow(broker: Broker, run_id: str) -> list[StreamEntry]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(40):
         return [entry async for entry in broker.stream(run_id)]
 
 
@@ -98,7 +98,7 @@ async def _forever(context: RunContext) -> Final:
 
 
 async def _until(state: Callable[[], Awaitable[Any]], wanted: object) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while await state() != wanted:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
@@ -249,9 +249,15 @@ async def test_an_item_that_the_store_refuses_fails_the_run(broker: Broker, monk
 
     monkeypatch.setattr(broker.log, "append", refusing)
 
+    def last_of(run_id: str) -> Callable[[], Awaitable[int]]:
+        async def last() -> int:
+            return (await broker.runs.get(run_id)).last
+
+        return last
+
     async def play(context: RunContext) -> Final:
         await _say(context, "good ")
-        await asyncio.sleep(0.1)
+        await _until(last_of(context.run_id), 2)  # in a batch of its own
         await _say(context, "poison")
         return Final()
 
@@ -328,7 +334,7 @@ async def test_a_runner_that_ignores_its_stop_is_cancelled_after_its_grace(broke
         entries = await stream
         assert "stop.requested" in _events(entries)
         assert entries[-1].type == "cancelled"
-        await asyncio.wait_for(ended.wait(), 5)
+        await asyncio.wait_for(ended.wait(), 30)
         await eventually(lambda: worker.running == 0)
 
 
@@ -382,11 +388,15 @@ async def test_the_deadline(broker: Broker) -> None:
 
 async def test_no_more_runs_at_once_than_there_are_slots(broker: Broker) -> None:
     at_once, most = 0, 0
+    both = asyncio.Event()
 
     async def play(context: RunContext) -> Final:
         nonlocal at_once, most
         at_once += 1
         most = max(most, at_once)
+        if at_once == 2:
+            both.set()
+        await both.wait()
         await asyncio.sleep(0.05)
         at_once -= 1
         return Final()
@@ -444,7 +454,7 @@ async def test_a_run_that_was_taken_over_stops_its_runner_and_writes_nothing_mor
         async for entry in broker.stream(run_id):
             if entry.seq == 2:
                 await _expire(broker, run_id)
-        await asyncio.wait_for(stopped.wait(), 10)
+        await asyncio.wait_for(stopped.wait(), 30)
         await eventually(lambda: worker.running == 0)
     entries = await _follow(broker, run_id)
     assert [e.type for e in entries] == ["event", "message.delta", "failed"]
@@ -506,7 +516,7 @@ async def test_drain_lets_runs_end_and_claims_nothing_more(broker: Broker) -> No
     await asyncio.sleep(0.3)
     assert not task.done()
     go.set()
-    await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, 30)
     assert (await _follow(broker, first))[-1].type == "final"
     assert (await broker.runs.get(second)).status == "queued"
     async with working(broker, play):  # another worker takes what was left
@@ -520,7 +530,7 @@ async def test_drain_stops_what_does_not_end_in_time(tmp_path: Path) -> None:
         run_id = await _create(broker)
         await eventually(lambda: worker.running == 1)
         worker.drain()
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 30)
         fence = (await _follow(broker, run_id))[-1].fields
         assert (fence["code"], fence["retryable"]) == ("worker_stopped", True)
         assert fence["partial"]
@@ -540,7 +550,7 @@ async def test_a_second_drain_does_not_wait(broker: Broker) -> None:
     await asyncio.sleep(0.1)
     assert not task.done()
     worker.drain()
-    await asyncio.wait_for(task, 3)
+    await asyncio.wait_for(task, 30)
     assert (await _follow(broker, run_id))[-1].fields["code"] == "worker_stopped"
 
 
@@ -558,13 +568,13 @@ async def test_a_drained_worker_leaves_neither_its_name_nor_an_entry_in_the_queu
     assert taken.run_id == other
     worker.drain()
     worker.drain()
-    await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, 30)
     assert await broker.store.call(b"XINFO", b"CONSUMERS", broker.queue.key, b"workers") == []
 
     async def ends(context: RunContext) -> Final:
         return Final()
 
-    async with working(broker, ends), asyncio.timeout(3):
+    async with working(broker, ends), asyncio.timeout(30):
         assert (await _follow(broker, other))[-1].type == "final"
 
 
@@ -573,7 +583,7 @@ async def test_an_idle_worker_ends_at_once(broker: Broker) -> None:
     task = asyncio.create_task(worker.run())
     await asyncio.sleep(0.2)
     worker.drain()
-    await asyncio.wait_for(task, 1)
+    await asyncio.wait_for(task, 30)
 
 
 async def test_a_worker_tells_the_bus_that_it_came_and_went(broker: Broker) -> None:
@@ -611,15 +621,16 @@ async def test_an_outage_shorter_than_the_limit_costs_nothing(redis_server: Redi
 
 @pytest.mark.parametrize("script", ["tokens=100000 rate=500", "tokens=9 hang=3"])
 async def test_an_outage_longer_than_the_limit_stops_the_runner(
-    redis_server: RedisServer, tmp_path: Path, script: str
+    redis_server: RedisServer, tmp_path: Path, script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = _settings(redis_server.url, tmp_path, outage_limit=1.0, request_deadline=0.3, publisher_items=50)
+    settings = _settings(redis_server.url, tmp_path, outage_limit=1.0, publisher_items=50)
     async with api.open(settings=settings) as broker, working(broker) as worker:
         await _create(broker, "scripted", metadata={"script": script})
         await eventually(lambda: worker.running == 1)
         await asyncio.sleep(0.3)
         redis_server.pause()
-        await eventually(lambda: worker.running == 0, 15)
+        monkeypatch.setattr(broker.store, "_deadline", 0.3)
+        await eventually(lambda: worker.running == 0)
         redis_server.resume()
 
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from workers.hermes.bridge_call import handshake
 from workers.hermes.command import Unavailable, environment
@@ -160,18 +161,17 @@ async def _lists_format(path: str, env: Mapping[str, str]) -> bool:
 
 
 async def _output(path: str, env: Mapping[str, str], *arguments: str) -> str:
-    process = await asyncio.create_subprocess_exec(
-        path,
-        *arguments,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=dict(env),
-        start_new_session=True,
+    pipe = asyncio.subprocess.PIPE
+    options: dict[str, Any] = {"stdin": asyncio.subprocess.DEVNULL, "stdout": pipe, "stderr": pipe, "env": dict(env)}
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(path, *arguments, **options, start_new_session=True)
     )
     try:
+        # Shielded: asyncio, cancelled in it, ends the program alone and waits for pipes that its children may hold.
+        process = await asyncio.shield(starting)
         out, err = await asyncio.wait_for(process.communicate(), _ASK_TIMEOUT)
     except BaseException:
+        process = await starting
         # Its whole group: the program may be a script that calls another one.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

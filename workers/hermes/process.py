@@ -75,7 +75,12 @@ class SupervisedProcess:
             except BaseException:
                 ours.close()
                 raise
-        self = cls(process, await _Pipes.of(process, ours), mark, grace)
+        try:
+            pipes = await _Pipes.of(process, ours)
+        except BaseException:
+            await asyncio.to_thread(process.wait)  # the supervisor has lost its pipe, and clears up
+            raise
+        self = cls(process, pipes, mark, grace)
         self._tasks.append(asyncio.create_task(self._keep_stderr(), name="hermes stderr"))
         try:
             await self._expect_start(argv[0])
@@ -218,11 +223,23 @@ class _Pipes:
 
     @classmethod
     async def of(cls, process: subprocess.Popen[bytes], control: socket.socket) -> _Pipes:
+        """Whatever it raises, nothing that it opened stays open."""
         assert process.stdout is not None
         assert process.stderr is not None
-        reader, writer = await asyncio.open_connection(sock=control)
-        stdin = None if process.stdin is None else await _Writing.to(process.stdin)
-        return cls(await _reading(process.stdout), await _reading(process.stderr), reader, writer, stdin)
+        with contextlib.ExitStack() as undo:
+            for end in (control, process.stdin, process.stdout, process.stderr):
+                if end is not None:
+                    undo.callback(end.close)
+            reader, writer = await asyncio.open_connection(sock=control)
+            undo.callback(writer.transport.abort)
+            stdin = None if process.stdin is None else await _Writing.to(process.stdin)
+            if stdin is not None:
+                undo.callback(stdin.abort)
+            out = await _reading(process.stdout)
+            undo.callback(out[1].close)
+            err = await _reading(process.stderr)
+            undo.pop_all()
+        return cls(out, err, reader, writer, stdin)
 
     def close(self) -> None:
         self.asking.close()

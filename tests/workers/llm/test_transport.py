@@ -13,6 +13,7 @@ from tests.workers.llm.stage import Staging
 from tests.workers.llm.wire import pieces
 from workers.llm.failures import CallFailed
 from workers.llm.requests import HttpCall
+from workers.llm.runner import LlmRunner
 from workers.llm.transport import Reading, Transport
 
 _PIECE = b": " + b"x" * 65_000 + b"\n\n"
@@ -36,7 +37,7 @@ def _call(url: str) -> HttpCall:
 
 
 def _soon() -> float:
-    return asyncio.get_running_loop().time() + 10
+    return asyncio.get_running_loop().time() + 30
 
 
 async def _stands_still(exchange: Exchange) -> int:
@@ -64,7 +65,7 @@ async def test_a_stop_between_two_pieces_closes_the_request(transport: Transport
     async with serve(_endless) as endpoint, Reading(transport, _call(endpoint.url)) as reading:
         assert await reading.next(_soon())
         reading.stop()
-        await asyncio.wait_for(endpoint.exchanges[0].gone.wait(), 5)
+        await asyncio.wait_for(endpoint.exchanges[0].gone.wait(), 30)
 
 
 async def test_a_stop_ends_whoever_waits(transport: Transport) -> None:
@@ -73,19 +74,19 @@ async def test_a_stop_ends_whoever_waits(transport: Transport) -> None:
 
     async with serve(silent) as endpoint, Reading(transport, _call(endpoint.url)) as reading:
         waiting = asyncio.create_task(reading.next(None))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not endpoint.exchanges:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         reading.stop()
-        assert await asyncio.wait_for(waiting, 5) is None
-        await asyncio.wait_for(endpoint.exchanges[0].gone.wait(), 5)
+        assert await asyncio.wait_for(waiting, 30) is None
+        await asyncio.wait_for(endpoint.exchanges[0].gone.wait(), 30)
 
 
 async def test_a_stop_before_anything_began(transport: Transport) -> None:
     async with serve(_endless) as endpoint:
         async with Reading(transport, _call(endpoint.url)) as reading:
             reading.stop()
-            assert await asyncio.wait_for(reading.next(None), 5) is None
+            assert await asyncio.wait_for(reading.next(None), 30) is None
         assert endpoint.exchanges == []
 
 
@@ -98,7 +99,7 @@ async def test_leaving_closes_the_request(transport: Transport) -> None:
     async with serve(_endless) as endpoint:
         with pytest.raises(RuntimeError, match="mine"):
             await leave(endpoint.url)
-        await asyncio.wait_for(endpoint.exchanges[0].gone.wait(), 5)
+        await asyncio.wait_for(endpoint.exchanges[0].gone.wait(), 30)
 
 
 async def test_a_time_that_is_over(transport: Transport) -> None:
@@ -149,11 +150,12 @@ async def test_a_cancel_closes_the_request_while_the_store_takes_nothing(
         await exchange.gone.wait()
 
     monkeypatch.setattr(RunContext, "emit", hanging)
+    monkeypatch.setattr(LlmRunner, "stop_grace", 600.0)
     async with serve(play) as endpoint, staging(endpoint.url) as stage:
         run_id = await stage.create()
-        await asyncio.wait_for(stuck.wait(), 10)
+        await asyncio.wait_for(stuck.wait(), 30)
         await stage.broker.runs.cancel(run_id)
-        await asyncio.wait_for(endpoint.exchanges[0].gone.wait(), 2)
+        await asyncio.wait_for(endpoint.exchanges[0].gone.wait(), 20)
         go_on.set()
         entries = await stage.follow(run_id)
     assert entries[-1].type == "cancelled"

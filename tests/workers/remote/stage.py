@@ -84,8 +84,8 @@ def store_settings(url: str, directory: Path, **more: Any) -> Settings:
 async def staged(
     url: str, directory: Path, *, limits: dict[str, Any] | None = None, **more: Any
 ) -> AsyncIterator[Stage]:
-    """``more``: the store's settings; ``limits``: the runner's."""
-    settings = store_settings(url, directory, **more)
+    """``more``: the store's settings; ``limits``: the runner's. Nobody here is ever taken for lost."""
+    settings = store_settings(url, directory, **{"lease": 600.0, **more})
     async with serving() as service, api.open(settings=settings) as broker:
         remote = RemoteSettings(url=service.url, key=SecretStr(KEY), **{**FAST, **(limits or {})})
         worker = Worker(broker, runners={"remote": RemoteRunner(remote)}, sweep=False)

@@ -153,7 +153,7 @@ def test_a_url_that_is_none(value: str) -> None:
 async def test_a_restart_of_the_store(tmp_path: Path) -> None:
     server = RedisServer(tmp_path / "own").start()
     try:
-        async with staged(server.url, tmp_path, request_deadline=0.5) as stage:
+        async with staged(server.url, tmp_path) as stage:
             run_id = await stage.create()
             run = await stage.started()
             run.tokens("a", "b")
