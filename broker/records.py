@@ -213,7 +213,7 @@ def parse_ask(request_id: str, value: bytes) -> OpenAsk | Settled | None:
         # An empty array and an empty object are one and the same in Lua: a worker may send either.
         empty = {"choices": known.get("choices") or (), "payload": known.get("payload") or {}}
         return msgspec.convert({**known, **empty}, OpenAsk)
-    except (ValueError, TypeError, msgspec.ValidationError):
+    except (ValueError, TypeError, RecursionError, msgspec.ValidationError):
         return None
 
 
@@ -229,7 +229,8 @@ def _time(fields: Mapping[bytes, bytes], name: bytes) -> float | None:
 
 def _json(fields: Mapping[bytes, bytes], name: bytes) -> dict[str, Any] | None:
     """What an item brought into the record. A worker in another language may have sent what the script lets through and
-    msgspec does not read (bytes that are no UTF-8, ``1e999``): its run must not be unreadable for that."""
+    msgspec does not read (bytes that are no UTF-8, ``1e999``, hundreds of levels): its run must not be unreadable for
+    that."""
     value = fields.get(name)
     if not value:
         return None
@@ -239,6 +240,8 @@ def _json(fields: Mapping[bytes, bytes], name: bytes) -> dict[str, Any] | None:
     except msgspec.MsgspecError:
         found = json.loads(text)
         return found if isinstance(found, dict) else None
+    except RecursionError:  # deeper than anybody means
+        return None
 
 
 _COUNTS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,7 +13,7 @@ from broker.errors import InvalidRequest, ItemTooBig
 from broker.ids import check_id
 from broker.task_model import TASK_RUNNER
 
-__all__ = ["RunInput", "RunRequest", "parse_request"]
+__all__ = ["RunInput", "RunRequest", "check_names", "parse_request"]
 
 _Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -69,27 +70,12 @@ class RunRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
         message = len(self.input.message.encode("utf-8", "surrogatepass"))
         if message > max_bytes:
             raise ItemTooBig(f"the message has {message} bytes, {max_bytes} are allowed", field="input.message")
-        self._check_names()
+        check_names(self.input.model, self.input.provider, self.input.toolsets, within="input.")
         whole = len(self.encoded())
         if whole > 2 * max_bytes:
             inline = any(artifact.content_base64 for artifact in self.input.artifacts or ())
             field = "input.artifacts" if inline else "metadata"
             raise ItemTooBig(f"the request has {whole} bytes, {2 * max_bytes} are allowed", field=field)
-
-    def _check_names(self) -> None:
-        """Names are copied into records, audit, metrics and logs, which are bounded because names are."""
-        asked = self.input
-        toolsets = asked.toolsets or []
-        if len(toolsets) > _TOOLSETS_MAX:
-            raise InvalidRequest(
-                f"there are {len(toolsets)} toolsets, {_TOOLSETS_MAX} are allowed", field="input.toolsets"
-            )
-        named = [("model", asked.model), ("provider", asked.provider), *(("toolsets", name) for name in toolsets)]
-        for field, name in named:
-            if name is not None and len(name) > _NAME_MAX:
-                raise InvalidRequest(
-                    f"a name of {len(name)} characters: {_NAME_MAX} are allowed", field=f"input.{field}"
-                )
 
     def encoded(self) -> bytes:
         """Its one JSON form, without what is as by default: requests that mean the same have the same.
@@ -106,6 +92,21 @@ class RunRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
     def digest(self) -> str:
         """SHA-256 of that form: what an idempotency key is bound to."""
         return hashlib.sha256(self.encoded()).hexdigest()
+
+
+def check_names(model: str | None, provider: str | None, toolsets: Sequence[str] | None, *, within: str = "") -> None:
+    """They are copied into records, audit and logs, which are bounded because names are.
+
+    ``within`` stands ahead of the field's name in the ``InvalidRequest`` that is raised.
+    """
+    toolsets = toolsets or ()
+    if len(toolsets) > _TOOLSETS_MAX:
+        wrong = f"there are {len(toolsets)} toolsets, {_TOOLSETS_MAX} are allowed"
+        raise InvalidRequest(wrong, field=f"{within}toolsets")
+    for field, name in (("model", model), ("provider", provider), *(("toolsets", one) for one in toolsets)):
+        if name is not None and len(name) > _NAME_MAX:
+            wrong = f"a name of {len(name)} characters: {_NAME_MAX} are allowed"
+            raise InvalidRequest(wrong, field=f"{within}{field}")
 
 
 def _stated(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:

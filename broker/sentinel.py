@@ -189,9 +189,7 @@ class Sentinels:
             async with asyncio.timeout(_PATIENCE):
                 await exchange(connection, pack((b"SUBSCRIBE", _SWITCHED)), 1)
             self._doubted = True  # it may have been switched while nobody listened
-            with contextlib.suppress(
-                TimeoutError
-            ):  # no news is as it should be: the next one is listened to
+            with contextlib.suppress(TimeoutError):  # no news is as it should be: the next one is listened to
                 async with asyncio.timeout(_LISTEN):
                     while True:
                         self._told(await connection.read_response(disable_decoding=True))

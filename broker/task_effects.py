@@ -98,7 +98,7 @@ def _restart(task: Task, step: Step, change: Change) -> tuple[Step, _Detail]:
 def _ask(task: Task, step: Step, change: Change) -> tuple[Step, _Detail]:
     assert change.ask is not None
     others = tuple(ask for ask in step.asks if ask.request_id != change.ask.request_id)
-    detail = {"request_id": change.ask.request_id, "kind": change.ask.kind}
+    detail = {"request_id": change.ask.request_id, "kind": change.ask.kind, "run_id": change.ask.run_id}
     return _changed(step, asks=(*others, change.ask), seen=change.seen or step.seen), detail
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from broker.errors import BadRequest, InvalidRequest, ItemTooBig
 from broker.ids import check_id
+from broker.requests import check_names
 from broker.task_model import TASK_RUNNER, Options, PlannedStep, Risk, Step, Task, needs_approval
 
 __all__ = [
@@ -62,6 +63,7 @@ class TaskRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fiel
             if runner == TASK_RUNNER:
                 raise InvalidRequest(f"“{runner}” is the runner of tasks themselves: a step is no task", field=field)
         check_text(self.by, _BY_MAX, "by", empty=True)
+        check_names(self.model, self.provider, self.toolsets)
         _check_metadata(self.metadata, "metadata")
         if self.session_id is not None:
             check_id(self.session_id, "session_id")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from broker.errors import InvalidRequest, RuncastError
+from broker.errors import InvalidRequest, RuncastError, StoreError
 from broker.items import Entry
 from broker.listing import Place
 from broker.log import entries_of
@@ -20,17 +20,17 @@ from broker.records import RunRecord, pairs, parse_record
 from broker.runs import Runs
 from broker.task_model import Change, Task
 from broker.task_plan import first_task
+from broker.task_stored import changes_of, stored_change
 from broker.task_transitions import DECISIONS, apply
 from broker.task_undone import Undone, undone
 from broker.task_view import TaskFold, stamp, step_view, summary_of
 
-__all__ = ["LIMIT_MAX", "Newest", "TaskReading", "changes_of", "first_of"]
+__all__ = ["LIMIT_MAX", "Newest", "TaskReading", "first_of"]
 
 LIMIT_MAX = 100
 _NEWEST = 4
 _LOOKS = 5
 _task_decoder = msgspec.json.Decoder(Task)
-_change_decoder = msgspec.json.Decoder(Change)
 
 
 class Newest(NamedTuple):
@@ -149,25 +149,22 @@ def first_of(record: RunRecord) -> Task:
     return first_task(record.run_id, body, record.created, record.principal)
 
 
-def changes_of(found: Iterable[Any], after: str) -> Iterable[Change]:
-    """Entries of a task's decisions → what was decided behind the one of the id ``after``."""
-    for id_, fields in found:
-        name = id_.decode()
-        if _order(name) > _order(after):
-            values = dict(zip(fields[::2], fields[1::2], strict=False))
-            yield msgspec.structs.replace(_change_decoder.decode(values[b"d"]), command=name)
-
-
-def _order(entry_id: str) -> tuple[int, int]:
-    milliseconds, _, number = entry_id.partition("-")
-    return int(milliseconds), int(number or 0)
-
-
 def _newest(record: RunRecord, stored: Sequence[Any], decisions: Iterable[Any]) -> Newest:
+    """Raises ``InvalidRequest``."""
     version, state, change = stored
-    task = _task_decoder.decode(state) if state else first_of(record)
-    waiting = tuple(changes_of(decisions or (), task.command))
-    return Newest(int(version or 0), task, _change_decoder.decode(change) if change else None, waiting)
+    task = _stored_task(state) if state else first_of(record)
+    try:
+        led = stored_change(change)
+    except StoreError:  # of a later worker, who tells of it
+        led = None
+    return Newest(int(version or 0), task, led, tuple(changes_of(decisions or (), task.command)))
+
+
+def _stored_task(state: bytes) -> Task:
+    try:
+        return _task_decoder.decode(state)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the task was stored by another version of Runcast: {error}") from error
 
 
 def _events(entries: Iterable[Entry]) -> Iterable[dict[str, Any]]:

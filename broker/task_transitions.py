@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from broker.errors import StepChanged, StepConflict, TaskEnded, TaskFull, UnknownStep
+from broker.errors import InvalidRequest, StepChanged, StepConflict, TaskEnded, TaskFull, UnknownStep
 from broker.task_effects import OPEN, STEP_EFFECTS, TASK_EFFECTS, with_steps
 from broker.task_model import Change, Entry, State, Step, Task, current_step, halt_of
 from broker.task_plan import REASON_MAX, check_text
@@ -72,7 +72,9 @@ def apply(task: Task, change: Change) -> Task:
     Raises ``TaskEnded``, ``UnknownStep``, ``StepConflict`` (the step is in no state for it), ``StepChanged`` (it was
     edited since the person looked), ``TaskNotHalted``, ``TaskFull``, ``InvalidRequest``, ``ItemTooBig``.
     """
-    rule = RULES[change.what]
+    rule = RULES.get(change.what)
+    if rule is None:
+        raise InvalidRequest(f"this version of Runcast knows no change “{change.what[:64]}”")
     if task.ended is not None:
         raise TaskEnded(f"task {task.task_id!r} is {task.ended}: nothing can be decided about it any more")
     if rule.people:
@@ -98,7 +100,8 @@ def _check_decision(task: Task, change: Change) -> None:
 
 def _step(task: Task, change: Change, rule: Rule) -> Step:
     if change.step is None or not 1 <= change.step <= len(task.steps):
-        has = f"it has {len(task.steps)} steps" if task.steps else "it has no plan yet"
+        count = len(task.steps)
+        has = f"it has {count} step{'' if count == 1 else 's'}" if count else "it has no plan yet"
         raise UnknownStep(f"task {task.task_id!r} has no step {change.step}: {has}")
     step = task.steps[change.step - 1]
     if change.revision is not None and change.revision != step.revision:

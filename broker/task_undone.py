@@ -41,6 +41,8 @@ def undone(
         decisions.append(_decision(change))
         texts[change.step] = change.instruction or ""
     for decision in waiting:
+        if decision.what not in DECISIONS:  # one that this version does not understand
+            continue
         try:
             after = apply(task, decision)
         except Exception:  # the worker tells of it, as of a fault

@@ -27,7 +27,8 @@ from broker.runs import Runs
 from broker.scripts import SCRIPTS
 from broker.task_model import TASK_RUNNER, Change, Step, Task, status_of
 from broker.task_plan import TaskRequest
-from broker.task_reading import TaskReading, changes_of
+from broker.task_reading import TaskReading
+from broker.task_stored import changes_of, stored_change
 from broker.task_transitions import apply
 
 __all__ = ["Ahead", "Stored", "Tasks", "bare"]
@@ -35,7 +36,6 @@ __all__ = ["Ahead", "Stored", "Tasks", "bare"]
 WAITING_MAX = 1_000
 """Decisions that may wait for a worker."""
 _TRIES = 50
-_change_decoder = msgspec.json.Decoder(Change)
 
 
 class Stored(NamedTuple):
@@ -139,10 +139,14 @@ class Tasks:
 
     # For the worker that has the task.
 
-    async def stored(self, task_id: str) -> Stored:
-        """The newest version that the store knows, and the change that led to it."""
+    async def stored(self, task_id: str, known: int = 0) -> Stored:
+        """The newest version that the store knows, and the change that led to it where it is later than ``known``.
+
+        Raises ``StoreError`` where another version of Runcast stored that change, and this one does not know it.
+        """
         version, change = await self._store.call(b"HMGET", self._keys.task(task_id), b"version", b"change")
-        return Stored(int(version or 0), _change_decoder.decode(change) if change else None)
+        newest = int(version or 0)
+        return Stored(newest, stored_change(change) if newest > known else None)
 
     async def decisions(self, task_id: str, after: str) -> list[Change]:
         """What people have decided since the decision ``after``, in the order in which it counts."""

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from broker.items import Entry
 from broker.records import OpenAsk, RunRecord
+from gateway.shortened import shortened
 
 __all__ = [
     "Answered",
@@ -86,7 +87,8 @@ class Run(msgspec.Struct, kw_only=True):
     usage: dict[str, Any] | None
     cost: dict[str, Any] | None
     outcome: dict[str, Any] | None
-    """The fence as an item: type, seq, ts and its fields."""
+    """The fence as an item: type, seq, ts and its fields. In lists it is without its ``steps``, and texts are cut
+    (``truncated_bytes``)."""
     input: dict[str, Any] | UnsetType = UNSET
     pending_input: list[PendingInput] | UnsetType = UNSET
     waits_for_session: bool | UnsetType = UNSET
@@ -177,7 +179,8 @@ class Health(msgspec.Struct, kw_only=True):
 
 
 class Capabilities(msgspec.Struct, kw_only=True):
-    """What this gateway can do. ``runners`` are those installed beside it; workers elsewhere may have others."""
+    """What this gateway can do. ``runners`` are those installed beside it; workers elsewhere may have others.
+    ``access`` is ``password`` where the operator set one, else ``none``."""
 
     modes: list[str]
     formats: list[str]
@@ -211,7 +214,7 @@ def view(record: RunRecord, first_seq: int | None = None) -> Run:
         run_id=record.run_id,
         status=record.status,
         runner=record.runner,
-        title=_title(asked.get("message")),
+        title=_title(asked.get("message"), part=bool(record.request.get("parent_run_id"))),
         session_id=record.session_id or None,
         metadata=record.metadata,
         first_seq=UNSET if first_seq is None else first_seq,
@@ -233,9 +236,8 @@ def view(record: RunRecord, first_seq: int | None = None) -> Run:
 
 
 def _outcome(record: RunRecord, *, whole: bool) -> dict[str, Any] | None:
-    """In lists without what came before its message: whoever wants that asks for the run."""
     outcome = flat_outcome(record.outcome)
-    return outcome if whole or outcome is None else {k: v for k, v in outcome.items() if k != "steps"}
+    return outcome if whole or outcome is None else shortened(outcome)
 
 
 def _pending(ask: OpenAsk) -> PendingInput:
@@ -260,9 +262,11 @@ def _without_content(asked: Mapping[str, Any]) -> dict[str, Any]:
     return {**asked, "artifacts": shown}
 
 
-def _title(message: object) -> str:
-    """The beginning of the prompt, on one line."""
-    words = " ".join(str(message or "")[: _TITLE_MAX * 4].split())
+def _title(message: object, *, part: bool) -> str:
+    """The beginning of the prompt, on one line. Of a ``part`` of another run the first line alone: what a task tells
+    its steps below it is the same for all."""
+    text = str(message or "").lstrip()
+    words = " ".join((text.partition("\n")[0] if part else text)[: _TITLE_MAX * 4].split())
     return words if len(words) <= _TITLE_MAX else words[: _TITLE_MAX - 1].rstrip() + "…"
 
 

@@ -1,5 +1,6 @@
-"""Who may open what. Access mode ``none``: everybody may everything, and the principal is the empty string, unless
-``RUNCAST_PRINCIPAL_HEADER`` names a header in which a proxy that asks people who they are says it.
+"""Who may open what: whoever comes as far as here may everything (a password stands in front, gateway/webui/gate.py),
+and the principal is the empty string, unless ``RUNCAST_PRINCIPAL_HEADER`` names a header in which a proxy that asks
+people who they are says it.
 
 A cancel token that is given is checked all the same: a wrong one is a mistake that must not pass in silence.
 """

@@ -19,6 +19,7 @@ from broker.redis import Store
 from broker.settings import Settings
 from broker.urls import parse
 from gateway.webui.settings import WebuiSettings
+from ops.consumers import queue_readers
 from ops.findings import Finding, State
 from ops.ports import get_status, is_free
 from ops.task_checks import check_tasks
@@ -193,29 +194,12 @@ def _memory(info: dict[str, str]) -> Iterator[Finding]:
 
 
 async def _queue(store: Store) -> list[Finding]:
-    key = store.keys.queue(store.settings.queue)
     name = store.settings.queue
-    try:
-        waiting = int(await store.call(b"XLEN", key))
-        consumers = (
-            await store.call(b"XINFO", b"CONSUMERS", key, b"workers") if waiting or await _exists(store, key) else []
-        )
-    except RuncastError:
-        waiting, consumers = 0, []
-    alive = sum(1 for c in consumers if _idle_s(c) < 3 * store.settings.block)
+    waiting, alive = await queue_readers(store, name)
     found = f"{name}: {waiting} waiting, {alive} worker{'' if alive == 1 else 's'}"
     if alive:
         return [Finding("queue", State.OK, found)]
     return [Finding("queue", State.NOTE, found, "no worker takes runs: start runcast worker")]
-
-
-async def _exists(store: Store, key: bytes) -> bool:
-    return bool(await store.call(b"EXISTS", key))
-
-
-def _idle_s(consumer: list[Any]) -> float:
-    fields = dict(zip(consumer[::2], consumer[1::2], strict=False))
-    return float(fields.get(b"idle", 0)) / 1000
 
 
 async def _hermes() -> list[Finding]:

@@ -74,7 +74,7 @@ def cli(redis_url: str | None) -> None:
     """One agent run, many screens, nothing lost.
 
     Exit codes: 0 ok · 1 failed · 2 usage · 3 not found · 4 the store is away · 5 cancelled · 6 the state forbids it ·
-    130 interrupted.
+    130 interrupted · 141 the reader of stdout went away · 143 ended by SIGTERM.
     """
 
 

@@ -34,7 +34,7 @@ def item_of_line(line: bytes) -> Raw:
     """A line → the item to publish. Raises ``InvalidItem``, saying what is wrong with it."""
     try:
         value = _decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidItem(f"not JSON: {error}") from None
     if not isinstance(value, dict):
         raise InvalidItem('an object is needed: {"type": …, "data": {…}}')

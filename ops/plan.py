@@ -9,7 +9,7 @@ import click
 
 from broker.settings import Settings
 from ops.exits import Exit
-from ops.options import Number, json_option, load_settings
+from ops.options import Number, default_of, json_option, load_settings
 from ops.plan_costs import DEFAULT_COSTS, Costs, parse_costs, scaled
 from ops.plan_lines import plan_fields, plan_lines
 from ops.plan_load import Load, Setup
@@ -28,7 +28,7 @@ _GIB, _MIB = 1 << 30, 1 << 20
 @click.option("--viewers", type=_COUNT, required=True, help="Who watch at the same moment.")
 @click.option("--runs", type=_POSITIVE, required=True, help="Open at the same moment.")
 @click.option("--rate", type=_COUNT, default=20.0, show_default=True, help="Items a second of each run.")
-@click.option("--retention", type=_COUNT, help="Seconds that items of ended runs are kept.  [default: RUNCAST_RUN_TTL]")
+@click.option("--retention", type=_COUNT, help="Seconds that items of ended runs are kept." + default_of("run_ttl"))
 @click.option("--run-seconds", type=_POSITIVE, default=120.0, show_default=True, help="How long a run takes.")
 @click.option("--runs-per-day", type=_COUNT, help="Where --runs is a peak.  [default: as many as that makes all day]")
 @click.option("--item-bytes", type=_POSITIVE, default=95.0, show_default=True, help="Stored bytes of an item.")
@@ -36,7 +36,7 @@ _GIB, _MIB = 1 << 30, 1 << 20
 @click.option("--shown", type=_PART, default=1.0, show_default=True, help="Part of the items that viewers' modes show.")
 @click.option("--by-run", is_flag=True, help="The proxy sends all viewers of a run to one gateway.")
 @click.option("--tls", is_flag=True, help="Between Redis and everybody else.")
-@click.option("--concurrency", type=click.IntRange(1), help="Runs at once in a worker.  [default: RUNCAST_CONCURRENCY]")
+@click.option("--concurrency", type=click.IntRange(1), help="Runs at once in a worker." + default_of("concurrency"))
 @click.option("--nodes", type=click.IntRange(1, 4096), help="Redis primaries.  [default: as few as do]")
 @click.option("--headroom", type=_PART, default=0.6, show_default=True, help="Part of a core to plan a process for.")
 @click.option("--gateway-memory", type=_POSITIVE, default=1024.0, show_default=True, help="MiB for a gateway.")

@@ -77,7 +77,7 @@ def parse_costs(text: bytes, name: str) -> Costs:
     """A file that ``python -m bench.capacity --json`` wrote. Raises ``InvalidRequest``, naming what is wrong in it."""
     try:
         found = msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"{name} has no measured costs: {error}", field="measured") from None
     parts: dict[str, dict[str, float]] = {}
     for part, wanted in (("gateway", GATEWAY), ("redis", REDIS), ("worker", WORKER), ("sizes", SIZES)):

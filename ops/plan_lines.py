@@ -23,12 +23,12 @@ def plan_lines(plan: Plan, source: str) -> list[str]:
 
 
 def _load_lines(load: Load, setup: Setup) -> list[str]:
-    there = stock(load, setup)
+    there, each = stock(load, setup), _plural(f"{load.rate:g}", "item")
     return [
-        f"{amount(load.viewers)} viewers of {amount(load.runs)} runs at once, {load.rate:g} items/s of each: "
-        f"{amount(load.runs * load.rate)} items/s, {amount(load.viewers * load.rate * load.shown)} frames/s",
-        f"{amount(load.arrivals * 86_400)} runs a day. Kept: {amount(there.items)} items of {amount(there.runs)} runs, "
-        f"{amount(there.records)} records",
+        f"{_many(load.viewers, 'viewer')} of {_many(load.runs, 'run')} at once, {each}/s of each: "
+        f"{_many(load.runs * load.rate, 'item')}/s, {_many(load.viewers * load.rate * load.shown, 'frame')}/s",
+        f"{_many(load.arrivals * 86_400, 'run')} a day. Kept: {_many(there.items, 'item')} of "
+        f"{_many(there.runs, 'run')}, {_many(there.records, 'record')}",
     ]
 
 
@@ -81,6 +81,14 @@ def amount(number: float) -> str:
         if number >= 10 * step or (name != "k" and number >= step):
             return f"{number / step:.3g} {name}"
     return f"{number:,.0f}" if number >= 10 or number == int(number) else f"{number:.2g}"
+
+
+def _many(number: float, thing: str) -> str:
+    return _plural(amount(number), thing)
+
+
+def _plural(shown: str, thing: str) -> str:
+    return f"{shown} {thing}{'' if shown == '1' else 's'}"
 
 
 def size(number: float) -> str:

@@ -40,15 +40,16 @@ def _took(record: RunRecord) -> str:
 
 def _message(record: RunRecord) -> str:
     given = record.request.get("input")
-    text = str(given.get("message", "")) if isinstance(given, dict) else ""
-    line = " ".join(printable(text).split())
+    text = str(given.get("message", "")).lstrip() if isinstance(given, dict) else ""
+    # What a task tells its steps below the first line is the same for all.
+    line = " ".join(printable(text.partition("\n")[0] if record.request.get("parent_run_id") else text).split())
     return line if len(line) <= 60 else line[:59] + "…"
 
 
 @click.command()
 @click.option("--status", type=click.Choice(STATUSES), help="Only runs with this status.")
 @click.option("--session", "session_id", metavar="ID", help="Only runs of this conversation.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Runs of a page.")
 @click.option("--before", metavar="TOKEN", help="The next page: the token that was printed under the one before.")
 @json_option
 @redis_option

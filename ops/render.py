@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import msgspec
 
 from ops.asks import TITLES, answered_line, shown, what_is_allowed
+from ops.notices import notice_text
 from ops.terminal import Terminal, printable
 
 __all__ = ["JsonLines", "PlainText", "Renderer", "Shown", "Watched", "message_text", "seconds", "tokens"]
@@ -259,8 +260,7 @@ class Watched:
         elif name == "input.answered":
             self._line(f"? {answered_line(fields)}", "magenta")
         elif name in ("warning", "retry", "fallback", "limit", "log.rewound"):
-            rest = {k: v for k, v in fields.items() if k not in ("ts", "component_id", "name")}
-            self._line(f"{name}: {_short(rest)}", "yellow")
+            self._line(f"{name}: {notice_text(fields)}", "yellow")
 
     def _asked(self, title: str, fields: dict[str, Any]) -> None:
         first, *rest = shown(fields) or [""]

@@ -14,7 +14,7 @@ from broker import api
 from broker.errors import Conflict
 from broker.items import FENCES, Entry, Mode, Raw, modes_of
 from broker.records import RunRecord
-from gateway.formats import Format, get_format
+from gateway.formats import FORMATS, Format, get_format
 from ops.exits import Exit
 from ops.follow import Interrupts, Line, line_of_entry
 from ops.lines import line_of_item
@@ -39,7 +39,10 @@ _PAGE = 500
     help="1: with the run's timing; 2: twice as fast; 0: at once.  [default: 1 on a terminal and with --into; else 0]",
 )
 @click.option(
-    "--format", "format_", metavar="NAME", help="text, json (as --json), ndjson (as export), or a wire format: native."
+    "--format",
+    "format_",
+    metavar="NAME",
+    help=f"text, json (as --json), ndjson (as export), or a wire format: {', '.join(FORMATS)}.  [default: text]",
 )
 @click.option(
     "--into", metavar="NEW", help="Publish the items again as the run NEW (auto: an id is made), for UIs to watch."

@@ -29,7 +29,7 @@ from gateway.webui.settings import WebuiSettings
 from ops import supervise
 from ops.exits import Exit
 from ops.follow import Interrupts
-from ops.options import load_settings, redis_option
+from ops.options import default_of, load_settings, redis_option
 from ops.ports import listen
 from workers.hermes.settings import HermesSettings
 from workers.llm.settings import LlmSettings, VendorKeys
@@ -57,14 +57,14 @@ def _child_option(command: click.decorators.FC) -> click.decorators.FC:
 
 
 def _level_option(command: click.decorators.FC) -> click.decorators.FC:
-    return click.option(
-        "--log-level", type=click.Choice(_LEVELS), help="What is logged.  [default: RUNCAST_LOG_LEVEL, else info]"
-    )(command)
+    return click.option("--log-level", type=click.Choice(_LEVELS), help="What is logged." + default_of("log_level"))(
+        command
+    )
 
 
 @click.command()
-@click.option("--host", metavar="ADDRESS", help="Address to listen on.  [default: RUNCAST_HOST, else 127.0.0.1]")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port; 0 takes any.  [default: RUNCAST_PORT, else 8700]")
+@click.option("--host", metavar="ADDRESS", help="Address to listen on." + default_of("host"))
+@click.option("--port", type=click.IntRange(0, 65535), help="Port; 0 takes any." + default_of("port"))
 @click.option(
     "--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Processes that share the port."
 )
@@ -103,11 +103,13 @@ def serve(
 
 
 @click.command()
-@click.option("--concurrency", type=click.IntRange(1, 1000), metavar="N", help="Runs at once.  [default: 4]")
+@click.option(
+    "--concurrency", type=click.IntRange(1, 1000), metavar="N", help="Runs at once." + default_of("concurrency")
+)
 @click.option(
     "--metrics-port",
     type=click.IntRange(1, 65535),
-    help="Serve /metrics, /healthz and /readyz there, on RUNCAST_HOST.  [default: RUNCAST_WORKER_METRICS_PORT]",
+    help="Serve /metrics, /healthz and /readyz there, on RUNCAST_HOST." + default_of("worker_metrics_port"),
 )
 @_level_option
 @_child_option

@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-import msgspec
 
 from broker import api
-from broker.errors import InvalidRequest
 from broker.task_decisions import Approve, ApproveUpTo, Cancel, Decision, Edit, Reject, Retry
-from broker.task_model import RISKS, PlannedStep, status_of
+from broker.task_model import RISKS, status_of
 from broker.task_plan import TaskRequest
 from ops.exits import Exit, exit_of_status
 from ops.follow import Interrupts
 from ops.options import json_option, load_settings, redis_option
 from ops.task_lines import decision_line, event_lines, step_lines, task_line
+from ops.task_request import request_of, steps_of
 from ops.terminal import Terminal, printable
 
 __all__ = ["task"]
@@ -60,9 +59,23 @@ def _me(by: str | None) -> str:
 )
 @click.option("--runner", default="hermes", show_default=True, help="Who does the steps.")
 @click.option("--planner", help="Who makes the plan.  [default: the runner]")
-@click.option("--approval-from", type=click.Choice(RISKS), default="medium", show_default=True)
-@click.option("--approvals", type=click.Choice(("ask", "yolo")), default="ask", show_default=True)
-@click.option("--max-steps", type=click.IntRange(1, 50), default=12, show_default=True)
+@click.option(
+    "--approval-from",
+    type=click.Choice(RISKS),
+    default="medium",
+    show_default=True,
+    help="Steps of this risk and above need an approval, unless the plan of --plan says otherwise.",
+)
+@click.option(
+    "--approvals",
+    type=click.Choice(("ask", "yolo")),
+    default="ask",
+    show_default=True,
+    help="yolo: the steps run every tool; ask: they ask people before a dangerous one.",
+)
+@click.option(
+    "--max-steps", type=click.IntRange(1, 50), default=12, show_default=True, help="Steps of a plan that is made."
+)
 @click.option("--model", help="The model of its runs.")
 @click.option("--detach", is_flag=True, help="Print the task's id and leave it.")
 @click.option("--by", metavar="NAME", help="Who asks.  [default: your login name]")
@@ -80,18 +93,9 @@ def new(
     **options: Any,
 ) -> Exit:
     """Make a task for GOAL and watch it; Ctrl-C leaves it alone. Exit code: as of `task watch`."""
-    steps = None if plan is None else _steps(plan)
-    request = TaskRequest(goal=goal, steps=steps, runner=runner, planner=planner or runner, by=_me(by), **options)
-    return asyncio.run(_new(request, detach, as_json, redis_url))
-
-
-def _steps(plan: Path) -> list[PlannedStep]:
-    """A list of steps, or an object that has them under ``steps``."""
-    try:
-        found = msgspec.json.decode(plan.read_bytes())
-        return msgspec.convert(found["steps"] if isinstance(found, dict) else found, list[PlannedStep])
-    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError) as error:
-        raise InvalidRequest(f"{plan} is no plan: {error}", field="plan") from error
+    steps = None if plan is None else steps_of(plan)
+    given = {"goal": goal, "steps": steps, "runner": runner, "planner": planner or runner, "by": _me(by), **options}
+    return asyncio.run(_new(request_of(given), detach, as_json, redis_url))
 
 
 async def _new(request: TaskRequest, detach: bool, as_json: bool, redis_url: str | None) -> Exit:
@@ -106,7 +110,7 @@ async def _new(request: TaskRequest, detach: bool, as_json: bool, redis_url: str
 
 
 @task.command("list")
-@click.option("--limit", type=click.IntRange(1, 100), default=20, show_default=True)
+@click.option("--limit", type=click.IntRange(1, 100), default=20, show_default=True, help="Tasks of a page.")
 @click.option("--before", metavar="TOKEN", help="The next page: the token that was printed under the one before.")
 @json_option
 @redis_option
@@ -239,8 +243,10 @@ def approve(
     redis_url: str | None,
 ) -> Exit:
     """Approve STEP of a task, or every step up to a risk."""
-    if (step is None) == (up_to is None):
+    if step is None and up_to is None:
         raise click.UsageError("give a step, or --up-to")
+    if step is not None and up_to is not None:
+        raise click.UsageError("give a step or --up-to, not both")
     decision: Decision = (
         Approve(reason=reason, by=_me(by), revision=revision)
         if up_to is None
@@ -276,9 +282,9 @@ def reject(
 @task.command("edit")
 @click.argument("task_id", metavar="TASK")
 @click.argument("step", type=int)
-@click.option("--title")
-@click.option("--instruction")
-@click.option("--risk", type=click.Choice(RISKS))
+@click.option("--title", help="What the step is called.")
+@click.option("--instruction", help="What it is told to do.")
+@click.option("--risk", type=click.Choice(RISKS), help="A higher one may make it need an approval.")
 @click.option("--approval/--no-approval", default=None, help="Whether a person must approve it.")
 @click.option("--revision", type=int, help="Only if the step is still of this revision.")
 @_decision_options

@@ -49,8 +49,9 @@ def step_lines(step: Mapping[str, Any]) -> list[str]:
 
 
 def _below(head: str, text: str) -> list[str]:
-    first, *rest = (head + printable(text)).splitlines() or [""]
-    return [f"       {line}" for line in (first, *rest)]
+    """Indented; without the blank lines that many answers begin and end with."""
+    lines = [line.rstrip() for line in (head + printable(text).strip()).splitlines()] or [""]
+    return [f"       {line}".rstrip() for line in lines]
 
 
 def event_lines(fields: Mapping[str, Any]) -> list[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 import msgspec
 from rich.cells import cell_len
@@ -35,13 +36,19 @@ def drop_output() -> None:
             os.dup2(sink, stream.fileno())
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> NoReturn:
+        """As any other write: rich itself would end the command with 1, and a task of it with a traceback."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 class Terminal:
     """stdout and stderr of one command. Every write is flushed: a pipe's reader sees lines as they are made."""
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self._out, self._err = out or sys.stdout, err or sys.stderr
-        self.out = Console(file=self._out, highlight=False, emoji=False, markup=False, soft_wrap=True)
-        self.err = Console(file=self._err, highlight=False, emoji=False, markup=False, soft_wrap=True)
+        self.out = _Console(file=self._out, highlight=False, emoji=False, markup=False, soft_wrap=True)
+        self.err = _Console(file=self._err, highlight=False, emoji=False, markup=False, soft_wrap=True)
 
     @property
     def interactive(self) -> bool:

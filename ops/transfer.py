@@ -101,7 +101,8 @@ class _Import:
         except InvalidItem as error:
             return await self._bad_line(error)
         if self._fence:
-            self._terminal.note(f"{self._run.run_id}: {self._run.publisher.last} items")
+            count = self._run.publisher.last
+            self._terminal.note(f"{self._run.run_id}: {count} item{'' if count == 1 else 's'}")
             return Exit.OK
         message = f"the input ended after line {self._line} without a fence (final, failed or cancelled)"
         await self._run.fail("no_fence", message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
 import socket
 from collections.abc import AsyncIterator
@@ -20,7 +21,7 @@ from broker.settings import Settings
 from ops.exits import Exit
 from ops.follow import Follower, Interrupts
 from ops.hermes import Hermes, find
-from ops.options import load_settings, redis_option
+from ops.options import default_of, load_settings, redis_option
 from ops.ports import get_status, listen, listen_near
 from ops.render import Watched
 from ops.run import command_name
@@ -35,9 +36,13 @@ _PROMPT = "Introduce yourself in two sentences, then run one harmless shell comm
 
 
 @click.command()
-@click.option("--host", metavar="ADDRESS", help="Address of the page.  [default: RUNCAST_HOST, else 127.0.0.1]")
-@click.option("--port", type=click.IntRange(0, 65535), help="Its port. Left out: 8700, or the next that is free.")
-@click.option("--concurrency", type=click.IntRange(1, 1000), metavar="N", help="Runs at once.")
+@click.option("--host", metavar="ADDRESS", help="Address of the page." + default_of("host"))
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help=f"Its port.{default_of('port')[:-1]}, or the next that is free]"
+)
+@click.option(
+    "--concurrency", type=click.IntRange(1, 1000), metavar="N", help="Runs at once." + default_of("concurrency")
+)
 @click.option(
     "--demo/--no-demo", default=True, help="A run to look at: by Hermes if one is configured here, else scripted."
 )
@@ -210,8 +215,8 @@ class _Up:
         name, say = command_name(), self._terminal.line
         shown = run_id or "RUN"
         say(f"Open {self._page} — or, in another terminal:\n")
-        if self._url != "embedded:" or self._settings.data_dir != Settings.model_construct().data_dir:
-            say(f"  export RUNCAST_REDIS_URL={self._shared_url()}")
+        for name_of, value in self._elsewhere():
+            say(f"  export {name_of}={shlex.quote(value)}")
         runner = "" if self._runner == "hermes" else f" --runner {self._runner}"
         say(f'  {name} run "Tell me about streams"{runner}')
         say(f"  {name} runs")
@@ -219,12 +224,18 @@ class _Up:
         say(f"  curl -N '{self._page}v1/runs/{shown}/stream?modes=messages'")
         say("\nCtrl-C stops everything; runs are kept.")
 
-    def _shared_url(self) -> str:
-        """How another terminal reaches this store; a URL with a password is not printed."""
-        if self._url.partition(":")[0] == "embedded":
-            rest = self._url.partition(":")[2]
-            return f"embedded:{Path(rest or self._settings.data_dir).absolute()}"
-        return "…" if "@" in self._url else self._url
+    def _elsewhere(self) -> list[tuple[str, str]]:
+        """What another terminal needs to mean this store and these files; a URL with a password is not printed."""
+        directory = self._settings.data_dir
+        kind, _, rest = self._url.partition(":")
+        found = []
+        if directory != Settings.model_construct().data_dir:
+            found.append(("RUNCAST_DATA_DIR", str(directory.absolute())))
+        if kind != "embedded":
+            found.append(("RUNCAST_REDIS_URL", "…" if "@" in self._url else self._url))
+        elif rest:
+            found.append(("RUNCAST_REDIS_URL", f"embedded:{Path(rest.removeprefix('//')).expanduser().absolute()}"))
+        return found
 
 
 def _why_not(hermes: Hermes) -> str:

@@ -121,6 +121,7 @@ class Execution:
             flush=lambda: self.publisher.flush(),  # not bound: there may be another publisher by then
             epoch=lambda: self.publisher.epoch,
             broke=lambda error: self.context.break_off(error),
+            names_sources=bool(getattr(self._runner, "names_sources", True)),
         )
 
     @property

@@ -3,7 +3,8 @@
 A runner whose attribute ``mirrors`` is true makes no run of its own, it relays one. For it
 
 - no item of ours opens the log (``run.started``, ``run.restarted``): item by item it is the service's;
-- items that the service knows nothing of get ``source_id`` None;
+- items that the service knows nothing of get ``source_id`` None; unless the runner's attribute ``names_sources`` is
+  false: there is no service, and nothing has such an id;
 - a further attempt goes on where the one before ended: what that emitted counts on (message, usage), it is not void;
 - the run has further attempts even where it asked for none: relaying it again executes nothing twice.
 
@@ -41,6 +42,8 @@ def mirrored(item: Item | Raw) -> bool:
 class Mirror:
     """Of one attempt. While the store is away every call waits, for ``outage_limit`` seconds: ``OutageTooLong`` then.
 
+    ``names_sources``: items have the ids that a service gave them, or None.
+
     ``flush`` returns when all that was emitted is stored; ``epoch`` is the publisher's, which may change; ``broke`` is
     told what ends the attempt: another owner, too long an outage.
     """
@@ -55,7 +58,9 @@ class Mirror:
         flush: Callable[[], Awaitable[None]],
         epoch: Callable[[], int],
         broke: Callable[[RuncastError], None],
+        names_sources: bool = True,
     ) -> None:
+        self.names_sources = names_sources
         self._runs, self._log, self._record, self._settings = runs, log, record, settings
         self._flush, self._epoch, self._broke = flush, epoch, broke
 

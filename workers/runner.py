@@ -61,8 +61,9 @@ class Runner(Protocol):
     is set; ``stop_grace`` (optional, seconds, 10) later it is cancelled. The fence is written as soon as ``run`` has
     returned, or at the end of that grace, so what takes time and makes no item belongs into ``context.defer``.
 
-    ``mirrors`` (optional, False): it relays runs of another service, see ``workers.mirror``. ``hands_back`` (optional,
-    False): a worker that stops does not end its runs, they go on elsewhere as their next attempt.
+    ``mirrors`` (optional, False): it relays runs of another service, see ``workers.mirror``; ``names_sources``
+    (optional, True) belongs to it. ``hands_back`` (optional, False): a worker that stops does not end its runs, they go
+    on elsewhere as their next attempt.
 
     ``uses_workspace`` (optional, False): it works in ``context.workspace``. ``takes_artifacts`` (optional, False): it
     works elsewhere, and still knows what to do with the artifacts of a request. See ``workers.files``.
@@ -274,7 +275,7 @@ class RunContext:
         if self.broken is not None:
             raise self.broken
         item = self._placed(self._args.told(item))
-        if self.mirror is not None and not mirrored(item):
+        if self.mirror is not None and self.mirror.names_sources and not mirrored(item):
             item = _without_source(item)
         try:
             await self._publish(item)

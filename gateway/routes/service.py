@@ -75,7 +75,7 @@ async def capabilities(request: Request) -> Response:
             control_events=sorted(CONTROL_EVENTS - {"error"}),
             event_kinds=[f"{family}.*" for family in FAMILIES],
             runners=sorted({point.name for point in entry_points(group="runcast.runners")}),
-            access="none",
+            access="none" if request.app.state.login is None else "password",
             versions={"runcast": distribution_version(), "protocol": PROTOCOL_VERSION},
             limits={
                 "body_max_bytes": settings.body_max_bytes,

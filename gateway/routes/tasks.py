@@ -120,10 +120,11 @@ def _has_body(request: Request) -> bool:
 def _changed(task: Task, change: Change) -> list[Step]:
     if change.step is not None:
         return [task.steps[change.step - 1]]
-    if change.what == "retried":
-        return [step for step in task.steps if step.state in ("pending", "approved")][:1]
-    state = {"approved": "approved", "cancelled": "cancelled"}[change.what]
-    return [step for step in task.steps if step.state == state]
+    if change.what == "cancelled":
+        return [step for step in task.steps if step.state == "cancelled"]
+    detail = task.history[-1].detail
+    numbers = detail["approved"] if change.what == "approved" else [detail["step"]]
+    return [step for step in task.steps if step.n in numbers]
 
 
 def _decided(step: Step) -> dict[str, Any]:
@@ -220,14 +221,18 @@ async def answer_input(request: Request, task_id: TaskId) -> Response:
 
 
 def _asking(task: dict[str, Any], request_id: str) -> str:
-    """The run that asked. One that is answered already is looked for in the step that runs: it says by what."""
+    """The run that asked. Of one that is answered already the history tells it, also when the step was tried again
+    since: that run says by what."""
     for step in task["steps"]:
         if any(ask["request_id"] == request_id for ask in step["asks"]):
             return str(step["run_id"])
-    asked = {e["step"] for e in task["history"] if (e["detail"] or {}).get("request_id") == request_id}
-    for step in task["steps"]:
-        if step["n"] in asked and step["run_id"]:
-            return str(step["run_id"])
+    runs = {step["n"]: step["run_id"] for step in task["steps"]}
+    for entry in reversed(task["history"]):
+        detail = entry["detail"] or {}
+        # An entry of an earlier version of Runcast does not say which run it was.
+        run_id = detail.get("run_id") or runs.get(entry["step"])
+        if run_id and entry["what"] == "input_requested" and detail.get("request_id") == request_id:
+            return str(run_id)
     raise UnknownRequest(task["task_id"], request_id)
 
 

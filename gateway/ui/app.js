@@ -2,9 +2,10 @@
 
 import { at, explain, newKey, request, taskPage } from "./api.js";
 import { $, STATUS_MARKS, problem, set } from "./dom.js";
+import { offerRunners, proposeRunner } from "./runners.js";
 import { ITEM_TYPES } from "./state.js";
 import { Watched, bottom, toNewest } from "./watched.js";
-import { ago } from "./words.js";
+import { ago, partOf } from "./words.js";
 
 const LIST_EVERY = 4000;
 const LIST_PAGE = 20;
@@ -82,9 +83,12 @@ function drawRun(row, run) {
   const link = row.firstChild;
   row.dataset.status = run.status;
   set(link.querySelector(".mark"), STATUS_MARKS[run.status] ?? "?");
-  set(link.querySelector(".title"), run.title || run.run_id);
-  // A task's run has nothing to read but transitions: its page is that of the task.
-  link.href = run.runner === "task" ? at(taskPage(run.run_id)) : `#run=${encodeURIComponent(run.run_id)}`;
+  const part = partOf(run);
+  set(link.querySelector(".title"), run.component === "plan" && part ? "Plan of a task" : run.title || run.run_id);
+  // A task's run has nothing to read but transitions, and a part of one is best seen among the others: both are on the
+  // task's page.
+  const task = part ? run.parent_run_id : run.runner === "task" ? run.run_id : "";
+  link.href = task ? at(taskPage(task)) : `#run=${encodeURIComponent(run.run_id)}`;
   set(link.querySelector(".sub"), `${run.status} · ${run.runner} · ${ago(run.created_at)}`);
   if (current?.id === run.run_id) link.setAttribute("aria-current", "true");
   else link.removeAttribute("aria-current");
@@ -183,28 +187,17 @@ function show() {
   listRuns();
 }
 
-/** The runner whose run was the last to complete: without Hermes the first run from here should not fail. */
-async function lastRunner(names) {
-  const query = new URLSearchParams({ limit: LIST_PAGE, status: "completed" });
-  const { runs } = await request(`v1/runs?${query}`).catch(() => ({ runs: [] }));
-  const known = runs.find((run) => names.includes(run.runner))?.runner;
-  if (known && !localStorage.getItem("runner")) $("runner").value = known;
-}
-
 async function capabilities() {
   try {
     const known = await request("v1/capabilities");
     types = [...new Set([...ITEM_TYPES, ...known.item_types])];
-    const names = known.runners.length ? known.runners : ["hermes", "scripted"];
-    const chosen = localStorage.getItem("runner");
-    $("runner").replaceChildren(...names.map((name) => new Option(name, name, false, name === (chosen ?? "hermes"))));
-    if (!chosen) lastRunner(names);
+    offerRunners($("runner"), known.runners);
+    proposeRunner($("runner"));
   } catch (error) {
     problem("service", explain(error));
   }
 }
 
-$("runner").addEventListener("change", (event) => localStorage.setItem("runner", event.target.value));
 window.addEventListener("hashchange", show);
 document.addEventListener("visibilitychange", () => !document.hidden && listRuns());
 setInterval(() => !document.hidden && listRuns(), LIST_EVERY);

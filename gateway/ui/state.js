@@ -209,7 +209,9 @@ const place = (item) => `${item.component_id ?? "agent"}/${item.round ?? 1}/${it
 
 const shown = (value) => (typeof value === "object" ? JSON.stringify(value) : value);
 
+/** What an event says to a person: its own words where it has some. */
 function payloadOf(item) {
+  if (typeof item.message === "string" && item.message.trim()) return item.message;
   const rest = Object.entries(item).filter(([name]) => !ENVELOPE.has(name));
   return rest.map(([name, value]) => `${name}: ${shown(value)}`).join(", ");
 }

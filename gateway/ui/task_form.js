@@ -2,13 +2,18 @@
 
 import { newKey, request } from "./api.js";
 import { $, make } from "./dom.js";
+import { offerRunners, proposeRunner } from "./runners.js";
 import { RISKS, riskWord } from "./task_words.js";
 
 const DRAFT = "task-draft";
 const FIELDS = ["goal", "plan", "runner", "approval_from", "approvals", "max_steps", "model", "session_id"];
 
+// What it says follows a script and never is a plan.
+const PLANLESS = new Set(["scripted"]);
+
 let key = newKey();
 let count = 0;
+let planChosen = false;
 
 /** A step of one's own plan: a group of fields. */
 function stepFields(given = {}) {
@@ -76,9 +81,13 @@ function loadDraft() {
   if (draft) key = draft.key;
   for (const [name, text] of Object.entries(draft?.fields ?? {})) $("start").elements[name].value = text;
   for (const step of draft?.steps ?? []) stepFields(step);
+  planChosen = Boolean(draft);
 }
 
 function showPlan() {
+  const runner = value("runner");
+  $("plan-made").textContent = `${runner === "hermes" ? "Hermes" : runner} makes it`;
+  if (!planChosen) $("plan").value = PLANLESS.has(runner) ? "own" : "made";
   const own = value("plan") === "own";
   if (own && !$("own-steps").children.length) stepFields();
   $("own-plan").hidden = !own;
@@ -102,16 +111,16 @@ const planned = ({ title, instruction, risk, approval }) => ({
 
 /** Fill it as it was left, with these runners. */
 export function openForm(runners) {
-  const chosen = localStorage.getItem("task-runner") ?? "hermes";
-  $("runner").replaceChildren(...runners.map((name) => new Option(name, name, false, name === chosen)));
+  offerRunners($("runner"), runners);
   loadDraft();
   showPlan();
+  if (!planChosen) proposeRunner($("runner")).then(showPlan);
+  $("plan").addEventListener("change", () => (planChosen = true));
   $("start").addEventListener("input", () => {
     key = newKey();
     saveDraft();
   });
   $("start").addEventListener("change", showPlan);
-  $("runner").addEventListener("change", (event) => localStorage.setItem("task-runner", event.target.value));
   $("add-step").addEventListener("click", () => {
     stepFields().focus();
     saveDraft();

@@ -111,7 +111,8 @@ export class TaskView {
     const planning = task.status === "planning";
     const planned = task.planned_by && task.planned_by !== "given";
     $("planning").hidden = !planned || (!planning && !task.planning_run_id);
-    set($("planning-text"), planning ? `${task.planned_by} makes the plan.` : `${task.planned_by} made the plan.`);
+    const did = planning ? "makes the plan" : state.plan.length ? "made the plan" : "made no plan";
+    set($("planning-text"), `${task.planned_by} ${did}.`);
     this.planning.show(task.planning_run_id, planning && Boolean(task.planning_run_id));
   }
 

@@ -54,7 +54,7 @@ const edits = (detail) => Object.entries(detail.changed ?? {}).map(([name, was])
 const steps = (numbers) => (numbers.length ? `step${numbers.length === 1 ? "" : "s"} ${numbers.join(", ")}` : "");
 
 const STORIES = {
-  created: () => "The task began",
+  created: (e) => (e.by ? "The task began, asked for" : "The task began"),
   planning: (e) => (e.detail.try > 1 ? `Planning again, try ${e.detail.try}` : "A plan is being made"),
   plan_lost: () => "The planning was lost with its worker; it is tried again",
   plan_refused: (e) => `What was said is no plan${tail((e.detail.errors ?? []).join("; "))}`,

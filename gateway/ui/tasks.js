@@ -123,7 +123,7 @@ document.body.dataset.view = id ? "run" : "home";
 $("empty").hidden = Boolean(id);
 $("task").hidden = !id;
 const { runners, item_types: types } = await capabilities();
-openForm(runners.length ? runners : ["hermes", "scripted"]);
+openForm(runners);
 if (id) {
   current = new TaskWatch(id, { types: [...new Set([...ITEM_TYPES, ...types])], who, changed: list });
   $("task-title").focus({ preventScroll: true });

@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 
 from broker.settings import Settings
+from gateway.webui.settings import WebuiSettings
 from ops.cli import cli
 from tests.servers import die_with_parent
 
@@ -35,6 +36,7 @@ def parses(arguments: Sequence[str]) -> click.Context:
 def unknown(names: Mapping[str, object] | set[str]) -> set[str]:
     """Those of these variables that look like settings and are none."""
     known = {f"RUNCAST_{name.upper()}" for name in Settings.model_fields}
+    known |= {str(field.validation_alias) for field in WebuiSettings.model_fields.values()}
     return {name for name in names if name.startswith("RUNCAST_") and name not in known}
 
 

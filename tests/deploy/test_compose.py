@@ -70,7 +70,15 @@ def test_gateways_and_workers_have_the_same_settings(services: dict[str, Any]) -
     one, two, worker = (dict(services[name]["environment"]) for name in RUNCAST)
     assert CAPS.items() <= one.items()
     worker.pop("RUNCAST_TASKS_DIR")
+    assert one.pop("RUNCAST_WEBUI_PASSWORD") == two.pop("RUNCAST_WEBUI_PASSWORD") == ""
     assert one == two == worker
+
+
+def test_a_password_in_the_environment_is_the_gateways_alone() -> None:
+    """A worker's agents need not know it."""
+    loaded = yaml.safe_load(config(ROOT / "compose.yaml", RUNCAST_WEBUI_PASSWORD="let me in").stdout)["services"]
+    told = [name for name in loaded if "let me in" in str(loaded[name])]
+    assert told == list(GATEWAYS)
 
 
 @pytest.mark.long

@@ -36,7 +36,7 @@ def memory_settings(tmp_path: Path) -> Settings:
         heartbeat=0.2,
         body_max_bytes=20_000,
         item_max_bytes=10_000,
-        result_wait_max=5.0,
+        result_wait_max=60.0,
     )
 
 
@@ -84,7 +84,7 @@ async def serving(gateway: Gateway, port: int = 0) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = True
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(30):
             await task
 
 

@@ -21,9 +21,9 @@ from tests.gateways import GatewayProcess, Response, say, writing
 from tests.servers import RedisServer
 
 Pair = tuple[GatewayProcess, GatewayProcess]
-DRAIN = 2.0
-EXIT = DRAIN + 1.5
-"""The drain time, and something for a machine that is busy with other tests."""
+DRAIN = 30.0
+EXIT = 15.0
+"""Nobody waits until the drain time is over: streams end at once. And something for a machine that is slow."""
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ async def test_an_idle_gateway_and_one_with_kept_connections_end_at_once(pair: P
             began = time.monotonic()
             gateway.signal(signal.SIGTERM)
             assert await gateway.ended() == 0
-            assert time.monotonic() - began < 1.5
+            assert time.monotonic() - began < EXIT
         assert await kept.closed() == b""
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from uuid import uuid4
 
 import pytest
@@ -68,7 +70,7 @@ async def asked(broker: Broker, p: Publisher) -> bool:
 
 
 async def cancelled(broker: Broker, p: Publisher) -> None:
-    await until(lambda: asked(broker, p), GRACE + 4)
+    await until(lambda: asked(broker, p), GRACE + 30)
 
 
 async def count(broker: Broker, p: Publisher, attached: int) -> None:
@@ -97,11 +99,26 @@ async def test_a_run_whose_owner_stays_away_is_cancelled_once_the_grace_is_over(
         watching.leave()
 
 
+@asynccontextmanager
+async def back_in_time(gateways: list[GatewayProcess], broker: Broker) -> AsyncIterator[tuple[Publisher, Response]]:
+    """A run whose owner left, and is back on the other gateway before the grace is over: with a further run where the
+    machine was too slow for that."""
+    for _ in range(10):
+        async with writing(broker) as p:
+            owner = await own(gateways[0], broker, p)
+            left = time.monotonic()
+            owner.leave()
+            await count(broker, p, 0)
+            again = await own(gateways[1], broker, p)
+            if time.monotonic() - left < GRACE * 0.9:
+                yield p, again
+                return
+            again.leave()
+    raise AssertionError("it was never back in time")
+
+
 async def test_an_owner_that_comes_back_elsewhere_in_time_keeps_its_run(gateways: list[GatewayProcess], broker: Broker):
-    async with writing(broker) as p:
-        (await own(gateways[0], broker, p)).leave()
-        await count(broker, p, 0)
-        again = await own(gateways[1], broker, p)
+    async with back_in_time(gateways, broker) as (p, again):
         await asyncio.sleep(GRACE * 1.5)  # the first grace is over by now: that nothing happened is what is tested
         assert not await asked(broker, p)
         again.leave()
@@ -110,16 +127,12 @@ async def test_an_owner_that_comes_back_elsewhere_in_time_keeps_its_run(gateways
 
 async def test_the_grace_counts_from_the_last_leaving(gateways: list[GatewayProcess], broker: Broker):
     """The owner is back on another gateway and leaves again shortly before the first grace is over."""
-    async with writing(broker) as p:
-        loop = asyncio.get_running_loop()
-        (await own(gateways[0], broker, p)).leave()
-        await count(broker, p, 0)
-        again = await own(gateways[1], broker, p)
+    async with back_in_time(gateways, broker) as (p, again):
         await asyncio.sleep(GRACE * 0.6)
+        left = time.monotonic()
         again.leave()
-        left = loop.time()
         await cancelled(broker, p)
-        assert loop.time() - left >= GRACE * 0.9
+        assert time.monotonic() - left >= GRACE * 0.9
 
 
 async def test_one_of_two_owners_may_leave(gateways: list[GatewayProcess], broker: Broker):
@@ -128,10 +141,10 @@ async def test_one_of_two_owners_may_leave(gateways: list[GatewayProcess], broke
         first.leave()
         await count(broker, p, 1)
         await asyncio.sleep(GRACE * 0.6)
+        left = time.monotonic()
         second.leave()
-        left = asyncio.get_running_loop().time()
         await cancelled(broker, p)
-        assert asyncio.get_running_loop().time() - left >= GRACE * 0.9
+        assert time.monotonic() - left >= GRACE * 0.9
 
 
 async def test_other_viewers_may_leave_with_the_token_or_without(gateways: list[GatewayProcess], broker: Broker):

@@ -48,6 +48,7 @@ async def browser() -> AsyncIterator[Any]:
         if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)
+    playwright.expect.set_options(timeout=30_000)
     async with playwright.async_playwright() as driver:
         opened = await driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         yield opened
@@ -72,7 +73,7 @@ async def page(browser: Any) -> AsyncIterator[Any]:
 
 
 async def shows(page: Any, selector: str, text: str) -> None:
-    await playwright.expect(page.locator(selector)).to_contain_text(text, timeout=8_000)
+    await playwright.expect(page.locator(selector)).to_contain_text(text, timeout=30_000)
 
 
 async def test_a_run_is_started_with_the_keyboard(page: Any, address: str, broker: Broker) -> None:
@@ -98,8 +99,12 @@ async def test_the_runner_that_worked_last_is_proposed(page: Any, address: str, 
     await (await play("hello")).end()
     await page.reload()
     await playwright.expect(page.locator("#runner")).to_have_value("scripted")
+    await page.goto(f"{address}/workspace/tasks")
+    await playwright.expect(page.locator("#runner")).to_have_value("scripted")
+    await playwright.expect(page.locator("#plan")).to_have_value("own")  # what is scripted makes no plan
     await page.select_option("#runner", "hermes")
-    await page.reload()
+    await playwright.expect(page.locator("#plan")).to_have_value("made")
+    await page.goto(address)
     await shows(page, "#runs", "hello")
     await playwright.expect(page.locator("#runner")).to_have_value("hermes")
 
@@ -166,6 +171,8 @@ async def test_a_failure_and_a_restart(page: Any, address: str, play: Play) -> N
     await run.append(Event(name="run.restarted", payload={"attempt": 2}))
     await shows(page, ".note", "Attempt 2")
     assert await page.locator(".block.text").count() == 0
+    await run.append(Event(name="warning", payload={"code": "price_unknown", "model": "m", "message": "No price."}))
+    await playwright.expect(page.locator(".note >> nth=1")).to_have_text("warning No price.")
     await run.append(Failed(code="provider_error", message="401 <b>unauthorized</b>", retryable=True))
     await shows(page, ".note[data-level=error]", "provider_error")
     await shows(page, ".note[data-level=error]", "401 <b>unauthorized</b> It may succeed")

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from broker.api import Broker
-from broker.items import Cancelled, Cost, Failed, ToolStarted, Usage
+from broker.items import Cancelled, Cost, Failed, Final, ToolStarted, Usage
 from tests.gateway.conftest import Play
 from tests.servers import eventually
 
@@ -46,6 +46,23 @@ async def test_creating_answers_with_what_a_client_needs(client: httpx.AsyncClie
     assert made["stream_url"] == f"/v1/runs/{made['run_id']}/stream"
     assert response.headers["location"] == f"/v1/runs/{made['run_id']}"
     assert made["created_at"].endswith("Z")
+
+
+@pytest.mark.parametrize(
+    ("part", "field"),
+    [
+        ({"model": "m" * 257}, "input.model"),
+        ({"provider": "p" * 257}, "input.provider"),
+        ({"toolsets": ["t" * 257]}, "input.toolsets"),
+        ({"toolsets": ["t"] * 65}, "input.toolsets"),
+    ],
+)
+async def test_names_have_a_length(client: httpx.AsyncClient, part: dict[str, Any], field: str) -> None:
+    """They are copied into records, audit and logs."""
+    refused = await client.post("/v1/runs", json={**BODY, "input": {"message": "x", **part}})
+    assert "allowed" in assert_problem(refused, 422, "invalid_request", field)["detail"]
+    just = {"model": "m" * 256, "provider": "p" * 256, "toolsets": ["t" * 256] * 64}
+    assert (await client.post("/v1/runs", json={**BODY, "input": {"message": "x", **just}})).status_code == 201
 
 
 async def test_the_same_key_and_body_is_the_same_run(client: httpx.AsyncClient) -> None:
@@ -141,6 +158,22 @@ async def test_a_run_as_it_stands(client: httpx.AsyncClient, play: Play) -> None
         "input": {"message": "what is\nthe time?"},
         "pending_input": [],
     }
+
+
+async def test_a_list_has_the_beginning_of_what_a_run_said(client: httpx.AsyncClient, play: Play) -> None:
+    run = await play("tell me")
+    text, short = "é" * 2_000, "no more than is allowed"
+    blocks = [{"type": "text", "text": text}, {"type": "text", "text": short}]
+    said = Final(message={"role": "assistant", "content": blocks}, metadata={"transcript": text}, truncated_bytes=7)
+    await run.append(said)
+    [listed] = (await client.get("/v1/runs")).json()["runs"]
+    outcome = listed["outcome"]
+    assert [block["text"] for block in outcome["message"]["content"]] == [text[:500], short]
+    assert outcome["metadata"] == {"transcript": text[:500]}
+    assert outcome["truncated_bytes"] == 2 * 2 * 1_500 + 7
+    whole = (await client.get(f"/v1/runs/{run.id}")).json()["outcome"]
+    assert (whole["message"]["content"], whole["metadata"]) == (blocks, {"transcript": text})
+    assert outcome.keys() == whole.keys()
 
 
 async def test_an_ended_run_has_its_outcome(client: httpx.AsyncClient, play: Play) -> None:
@@ -276,7 +309,7 @@ async def test_a_result_that_is_not_there_yet(client: httpx.AsyncClient, play: P
     began = time.monotonic()
     response = await client.get(f"/v1/runs/{run.id}/result?wait=0.3")
     assert response.status_code == 202
-    assert 0.25 <= time.monotonic() - began < 2
+    assert 0.25 <= time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize("before", [0, 3])
@@ -284,18 +317,18 @@ async def test_a_result_is_waited_for(client: httpx.AsyncClient, play: Play, bro
     run = await play()
     if before:
         await run.say(*"abc")
-    waiting = asyncio.create_task(client.get(f"/v1/runs/{run.id}/result?wait=5"))
+    waiting = asyncio.create_task(client.get(f"/v1/runs/{run.id}/result?wait=60"))
     await eventually(lambda: broker.hub.viewers)
     await run.say("d")
     ended = time.monotonic()
     await run.append(Cancelled())
     response = await waiting
     assert (response.status_code, response.json()["status"]) == (200, "cancelled")
-    assert time.monotonic() - ended < 1.0
+    assert time.monotonic() - ended < 20
     assert broker.hub.viewers == 0
 
 
-@pytest.mark.parametrize("wait", ["-1", "5.1", "nan", "inf", "soon"])
+@pytest.mark.parametrize("wait", ["-1", "60.1", "nan", "inf", "soon"])
 async def test_bad_waits(client: httpx.AsyncClient, play: Play, wait: str) -> None:
     run = await play()
     assert_problem(await client.get(f"/v1/runs/{run.id}/result?wait={wait}"), 422, "invalid_request", "wait")

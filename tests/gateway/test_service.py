@@ -34,6 +34,7 @@ async def test_capabilities(client: httpx.AsyncClient) -> None:
     assert "scripted" in known["runners"]
     assert known["limits"]["body_max_bytes"] == 20_000
     assert known["versions"]["protocol"] == "1"
+    assert known["access"] == "none"
 
 
 async def test_metrics_count_requests_by_route(client: httpx.AsyncClient, play: Play) -> None:

@@ -63,7 +63,7 @@ def roomy(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="module")
 def impatient(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    gateway = started(settings, tmp_path_factory.mktemp("impatient"), stall_limit=0.6)
+    gateway = started(settings, tmp_path_factory.mktemp("impatient"), stall_limit=2.5, viewers_memory=8 << 20)
     yield gateway
     ended(gateway)
 
@@ -108,8 +108,8 @@ async def test_one_that_takes_nothing_is_cut_between_two_frames_and_misses_nothi
         sleepers = [await Sleeper.open(impatient.port, p.run_id, version=version) for version in ("1.1", "1.0")]
         healthy = await watching(impatient, p.run_id)
         await impatient.reads("runcast_viewers", 3)
+        following = asyncio.create_task(healthy.body(50))
         await say_large(p, 30)
-        following = asyncio.create_task(healthy.body(30))
         await impatient.reads(cut("stalled"), before + 2)
         await impatient.reads("runcast_viewers", 1)
         await impatient.reads(WAITING, 0)  # nothing of them is left in the process

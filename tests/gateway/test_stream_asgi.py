@@ -25,7 +25,10 @@ HIGH_WATER = 32 << 10
 
 
 @pytest.fixture
-async def broker(redis7: RedisServer, namespace: str, tmp_path: Path) -> AsyncIterator[Broker]:
+async def broker(
+    request: pytest.FixtureRequest, redis7: RedisServer, namespace: str, tmp_path: Path
+) -> AsyncIterator[Broker]:
+    """``request.param``: how long a viewer may take nothing."""
     settings = Settings(
         redis_url=redis7.url,
         namespace=namespace,
@@ -33,7 +36,7 @@ async def broker(redis7: RedisServer, namespace: str, tmp_path: Path) -> AsyncIt
         data_dir=tmp_path,
         heartbeat=0.2,
         high_water=HIGH_WATER,
-        stall_limit=0.6,
+        stall_limit=getattr(request, "param", 60.0),
     )
     async with api.open(settings=settings) as opened:
         yield opened
@@ -101,9 +104,9 @@ async def test_the_messages_of_a_whole_stream(gateway: Gateway, broker: Broker):
         await until(lambda: len(call.sent) > 1)
         await say(p, 2)
         await until(lambda: call.seqs == [1, 2])
-        await until(lambda: call.body.endswith(b"\n\n: hb\n"))
+        await until(lambda: b"\n\n: hb\n" in call.body)
         await say(p, end=True)
-        await asyncio.wait_for(call.task, 5)
+        await asyncio.wait_for(call.task, 30)
     assert call.sent[0]["status"] == 200
     names = [name for name, _ in call.sent[0]["headers"]]
     assert names == [b"content-type", b"cache-control", b"x-accel-buffering", b"x-run-id"]
@@ -130,7 +133,7 @@ async def test_a_server_that_does_not_take_more_makes_the_viewer_read_at_its_own
         call.take()
         await until(lambda: len(call.seqs) == 45)
         await say(p, end=True)
-        await asyncio.wait_for(call.task, 5)
+        await asyncio.wait_for(call.task, 30)
     assert call.seqs == list(range(1, 47))
 
 
@@ -151,7 +154,7 @@ async def test_a_window_full_of_items_is_not_written_at_once(gateway: Gateway, b
         assert viewer.seq < 30  # one part is on its way, one waits; the window holds all sixty items
         late.take()
         await say(p, end=True)
-        await asyncio.wait_for(asyncio.gather(first.task, late.task), 5)
+        await asyncio.wait_for(asyncio.gather(first.task, late.task), 30)
     assert late.seqs == list(range(1, 62))
 
 
@@ -163,14 +166,15 @@ async def test_a_disconnect_detaches_the_viewer_even_in_a_send_that_hangs(gatewa
         await until(lambda: broker.hub.viewers == 2)
         await until(lambda: stuck.sending == 1)
         idle.gone.set()
-        await asyncio.wait_for(idle.task, 5)
+        await asyncio.wait_for(idle.task, 30)
         assert broker.hub.viewers == 1
         stuck.gone.set()
         await until(lambda: broker.hub.viewers == 0)
         stuck.take()
-        await asyncio.wait_for(stuck.task, 5)  # OSError out of ``send`` is a peer that is gone, no error
+        await asyncio.wait_for(stuck.task, 30)  # OSError out of ``send`` is a peer that is gone, no error
 
 
+@pytest.mark.parametrize("broker", [0.6], indirect=True)
 async def test_a_peer_that_takes_nothing_for_too_long_is_cut(gateway: Gateway, broker: Broker):
     async with writing(broker) as p:
         call = Call(gateway, p.run_id)
@@ -178,7 +182,7 @@ async def test_a_peer_that_takes_nothing_for_too_long_is_cut(gateway: Gateway, b
         await until(lambda: len(call.sent) == 2)
         for n in range(20):
             await say(p, MessageDelta(text=f"{n} ".ljust(10_000, "x")))
-        await asyncio.wait_for(call.task, 5)  # its send never returned
+        await asyncio.wait_for(call.task, 30)  # its send never returned
     assert broker.hub.viewers == 0
 
 
@@ -200,11 +204,11 @@ async def test_drain_ends_streams_here_too(gateway: Gateway, broker: Broker):
         call.take()
         await until(lambda: call.sent[1:] and call.seqs == [1, 2, 3])
         gateway.drain()
-        await asyncio.wait_for(call.task, 5)
+        await asyncio.wait_for(call.task, 30)
         assert frames_of(call.body)[-1].event == "retry"
         late = Call(gateway, p.run_id)
         late.take()
-        await asyncio.wait_for(late.task, 5)
+        await asyncio.wait_for(late.task, 30)
         assert [f.event for f in frames_of(late.body)] == [":", "retry", "retry"]
 
 
@@ -230,7 +234,7 @@ async def plain_server(gateway: Gateway) -> AsyncIterator[int]:
     yield server.servers[0].sockets[0].getsockname()[1]
     gateway.drain()
     server.should_exit = True
-    await asyncio.wait_for(serving, 10)
+    await asyncio.wait_for(serving, 30)
 
 
 @pytest.mark.parametrize("version", ["1.1", "1.0"])

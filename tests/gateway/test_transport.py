@@ -328,7 +328,7 @@ def until_requests(gateway: GatewayProcess, count: int) -> None:
     import time
 
     name = 'runcast_http_requests_total{method="GET",route="/v1/runs/{run_id}/items",status="200"}'
-    end = time.monotonic() + 10
+    end = time.monotonic() + 30
     while gateway.number(name) < count:
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -13,7 +13,7 @@ from gateway.asgi import app as lazy
 from gateway.webui.settings import WebuiSettings
 from tests.gateway.conftest import Play, Serve
 from tests.gateway.hermes_home import HermesHome
-from tests.gateways import Response
+from tests.gateways import Response, until
 
 SESSIONS = "/api/sessions/gateway/stream"
 
@@ -21,9 +21,16 @@ SESSIONS = "/api/sessions/gateway/stream"
 async def serving(broker: Broker, serve: Serve, tmp_path: Path, chunked: bool) -> AsyncIterator[int]:
     home = HermesHome(tmp_path / "hermes")
     home.session("s1", at=1.0)
-    webui = WebuiSettings(sse_chunked=chunked, show_cli_sessions=True, hermes_home=home.path, watch_interval=0.05)
+    webui = WebuiSettings(sse_chunked=chunked, show_cli_sessions=True, hermes_home=home.path, watch_interval=1.0)
     async with serve(create_app(broker=broker, webui=webui)) as address:
-        yield int(address.rpartition(":")[2])
+        port = int(address.rpartition(":")[2])
+
+        async def looked() -> bool:
+            async with await Response.open(port, f"{SESSIONS}?probe=1") as probe:
+                return probe.status != 503
+
+        await until(looked)  # the gateway serves before its watcher has had its first look
+        yield port
     home.close()
 
 

@@ -143,6 +143,11 @@ async def test_behind_a_prefix_it_is_the_same(broker: Broker) -> None:
 # What a login opens.
 
 
+async def test_capabilities_say_that_there_is_a_password(client: httpx.AsyncClient) -> None:
+    assert (await log_in(client)).status_code == 200
+    assert (await client.get("/v1/capabilities")).json()["access"] == "password"
+
+
 async def test_a_login_opens_requests_the_page_and_streams(gateway: Gateway, serve: Serve, play: Play) -> None:
     run = await play("hello")
     await run.say("a secret")
@@ -395,18 +400,20 @@ async def test_without_the_store_logins_go_on_and_tries_are_counted_here(memory_
 
 async def test_a_store_that_hangs_keeps_nobody_waiting(memory_settings: Settings) -> None:
     async with api.open(settings=memory_settings) as broker:
+        asked = 0
 
         async def hanging(*_: object, **__: object) -> Any:
+            nonlocal asked
+            asked += 1
             await asyncio.Event().wait()
 
         broker.store.pipeline = hanging  # type: ignore[method-assign]
         login = Login(PASSWORD, 60, memory_settings, lambda: broker)
         value = login.issue()
-        async with asyncio.timeout(1.5):
-            assert await login.is_in([value])
-        began = time.monotonic()
-        assert await login.is_in([value])  # and is not asked each time
-        assert time.monotonic() - began < 0.4
+        async with asyncio.timeout(30):
+            for _ in range(2):
+                assert await login.is_in([value])
+        assert asked == 1, "it is not asked each time"
 
 
 async def test_a_logout_that_could_not_be_told_says_so(

@@ -47,7 +47,7 @@ async def port(gateway: Gateway) -> AsyncIterator[int]:
 
 @pytest.fixture
 async def http(port: int) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
         yield client
 
 
@@ -64,7 +64,7 @@ async def turn(play: Play, sid: str, message: str = "hello", *, end: bool = True
     return run
 
 
-async def read(stream: Response, true: Callable[[list[Block]], object], timeout: float = 10.0) -> list[Block]:
+async def read(stream: Response, true: Callable[[list[Block]], object], timeout: float = 30.0) -> list[Block]:
     """Read on until the blocks that came satisfy ``true``. Each chunk must be whole blocks."""
     async with asyncio.timeout(timeout):
         while not true(blocks := blocks_of(stream.wire)):
@@ -203,11 +203,17 @@ async def channel(port: int, sid: str, known: str = "", **how: Any) -> Response:
     return await Response.open(port, f"/api/session/stream?session_id={sid}&known_count={known}", **how)
 
 
+async def begun(stream: Response) -> Block:
+    """The event that the channel begins with, once it has come; the silence before it may have been broken."""
+    blocks = await read(stream, lambda bs: events(bs))
+    return next(block for block in blocks if block.event)
+
+
 async def test_a_channel_outlives_turns(port: int, play: Play, sid: str) -> None:
     async with await channel(port, sid, "0") as stream:
         assert stream.headers["content-type"] == "text/event-stream; charset=utf-8"
         assert stream.headers["x-accel-buffering"] == "no"
-        (first, *_) = await read(stream, len)
+        first = await begun(stream)
         assert (first.event, first.data, first.id) == ("initial", {"session_id": sid}, None)
         await read(stream, lambda blocks: any(b.comment == "keepalive" for b in blocks))
         runs = [await turn(play, sid, f"q{n}") for n in range(2)]
@@ -239,7 +245,7 @@ async def test_a_channel_tells_at_once_what_was_missed(port: int, play: Play, si
 
 async def test_a_session_that_is_not_yet(port: int, play: Play, sid: str) -> None:
     async with await channel(port, sid) as stream:
-        await read(stream, len)
+        await begun(stream)
         run = await turn(play, sid, end=False)
         (_, started) = events(await read(stream, lambda bs: len(events(bs)) == 2))[1]
     assert (started["stream_id"], started.get("recovered")) == (run.id, None)
@@ -248,7 +254,7 @@ async def test_a_session_that_is_not_yet(port: int, play: Play, sid: str) -> Non
 async def test_titles_and_tasks_reach_the_channel(port: int, play: Play, broker: Broker, sid: str) -> None:
     await turn(play, sid)
     async with await channel(port, sid) as stream:
-        await read(stream, len)
+        await begun(stream)
         await broker.sessions.rename(sid, "Better")
         for n in range(2):
             said = {"status": "completed", "summary": f"built {n}"}
@@ -275,7 +281,7 @@ async def test_channels_are_followed_while_somebody_looks(gateway: Gateway, port
     channels = gateway.api.state.channels
     streams = [await channel(port, sid) for _ in range(3)]
     for stream in streams:
-        await read(stream, len)
+        await begun(stream)
     assert channels.followed == 1
     for stream in streams[:2]:
         stream.leave()
@@ -314,7 +320,7 @@ def entry(name: str, run: str = "", **said: Any) -> dict[bytes, bytes]:
 
 
 async def taken(mailbox: ListMailbox | SessionMailbox) -> list[Any]:
-    return events(blocks_of(await asyncio.wait_for(mailbox.take(), 1)))
+    return events(blocks_of(await asyncio.wait_for(mailbox.take(), 30)))
 
 
 async def test_changes_of_the_list_become_one() -> None:
@@ -355,14 +361,14 @@ async def test_who_does_not_keep_up_is_let_go() -> None:
     mailbox.news(entry("bg_task_complete", event_id="one more"))
     mailbox.news(entry("bg_task_complete", event_id="and another"))
     assert mailbox.dropped
-    assert await asyncio.wait_for(mailbox.take(), 1) == b""
+    assert await asyncio.wait_for(mailbox.take(), 30) == b""
 
 
 @pytest.mark.parametrize("d", [b"", b"{", b"[1]", b"\xff", b'{"message_count":"x"}'])
 async def test_strange_entries_stop_no_channel(broker: Broker, port: int, sid: str, play: Play, d: bytes) -> None:
     await turn(play, sid)
     async with await channel(port, sid) as stream:
-        await read(stream, len)
+        await begun(stream)
         key = broker.keys.session_events(sid)
         await broker.store.call("XADD", key, "*", "name", "session-updated", "run", "r", "d", d)
         await broker.store.call("XADD", key, "*", "other", "field")
@@ -388,7 +394,7 @@ async def test_sessions_are_every_gateways(redis7: RedisServer, tmp_path: Path, 
             ports = [int(address.rpartition(":")[2]) for address in (one, two)]
             streams = [await channel(port, sid, "0") for port in ports]
             for stream in streams:
-                await read(stream, len)
+                await begun(stream)
             async with httpx.AsyncClient() as client:
                 body = {"input": {"message": "hi"}, "session_id": sid, "runner": "scripted"}
                 made = (await client.post(f"{one}/v1/runs", json=body)).json()["run_id"]
@@ -418,7 +424,11 @@ async def test_while_the_store_is_away(redis_server: RedisServer, tmp_path: Path
     )
     async with serving(create_app(settings)) as address, httpx.AsyncClient(base_url=address) as client:
         port = int(address.rpartition(":")[2])
-        assert (await client.get("/api/sessions")).status_code == 200
+
+        async def served() -> bool:
+            return (await client.get("/api/sessions")).status_code == 200
+
+        await until(served)
         redis_server.stop()
         for target in ("/api/sessions", f"/api/session?session_id={sid}"):
             reply = await client.get(target)

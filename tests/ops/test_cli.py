@@ -11,7 +11,10 @@ from pathlib import Path
 import click
 import pytest
 
+from broker.settings import Settings
+from gateway.formats import FORMATS
 from ops.cli import cli
+from ops.exits import Exit
 from tests.ops.conftest import Command
 
 DOCS = Path(__file__).parents[2] / "docs" / "commands.md"
@@ -31,11 +34,46 @@ def commands() -> dict[str, click.Command]:
 def test_every_command_is_there_and_takes_a_store() -> None:
     found = commands()
     assert list(found) == NAMES
-    for name, command in found.items():
-        if name in ("merge", "plan"):  # they work on a file, and on figures
-            continue
-        for part in command.commands.values() if isinstance(command, click.Group) else [command]:
-            assert "--redis" in {option for parameter in part.params for option in parameter.opts}, (name, part.name)
+    storeless = {name for name, parts in found.items() if not all(takes_a_store(part) for part in parts_of(parts))}
+    said = re.search(r"Every command but (.*?), which ask no store, takes `--redis URL`", DOCS.read_text())
+    assert said
+    assert storeless == set(re.findall(r"`(\w+)`", said[1]))
+
+
+def parts_of(command: click.Command) -> list[click.Command]:
+    return list(command.commands.values()) if isinstance(command, click.Group) else [command]
+
+
+def takes_a_store(command: click.Command) -> bool:
+    return any("--redis" in parameter.opts for parameter in command.params)
+
+
+def test_every_option_has_help() -> None:
+    asked = [(name, part) for name, command in commands().items() for part in [command, *parts_of(command)]]
+    for name, part in [("runcast", cli), *asked]:
+        for option in part.params:
+            if isinstance(option, click.Option):
+                assert option.help, f"{option.opts[0]} of {name} {part.name}"
+
+
+@pytest.mark.parametrize(("name", "setting"), [("worker", "concurrency"), ("up", "port"), ("plan", "run_ttl")])
+def test_what_a_setting_decides_is_said_so(runcast: Command, name: str, setting: str) -> None:
+    default = Settings.model_fields[setting].default
+    assert f"[default: RUNCAST_{setting.upper()}, else {default}" in " ".join(runcast(name, "--help").out.split())
+
+
+def test_every_exit_code_is_told(runcast: Command) -> None:
+    documented = re.findall(r"^\| (\d+) \|", DOCS.read_text(), re.MULTILINE)
+    told = " ".join(runcast("--help").out.split()).partition("Exit codes: ")[2].partition("Options:")[0]
+    assert [int(code) for code in documented] == list(Exit)
+    assert [int(code) for code in re.findall(r"(?:^|· )(\d+) ", told)] == list(Exit)
+
+
+def test_every_format_of_replay_is_told(runcast: Command) -> None:
+    told = " ".join(runcast("replay", "--help").out.split())
+    assert f"a wire format: {', '.join(FORMATS)}." in told
+    [documented] = re.findall(r"or a wire format: (.*?) write", DOCS.read_text())
+    assert re.findall(r"`(\w+)`", documented) == list(FORMATS)
 
 
 def test_every_command_and_option_is_documented() -> None:
@@ -43,8 +81,7 @@ def test_every_command_and_option_is_documented() -> None:
     for name, command in commands().items():
         section = re.search(rf"^## `runcast {name}\b.*?(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
         assert section, f"docs/commands.md has no section of {name}"
-        parts = list(command.commands.values()) if isinstance(command, click.Group) else [command]
-        for parameter in (parameter for part in parts for parameter in part.params):
+        for parameter in (parameter for part in parts_of(command) for parameter in part.params):
             if (
                 isinstance(parameter, click.Option)
                 and not parameter.hidden
@@ -85,6 +122,8 @@ def test_version(runcast: Command) -> None:
         (["tail", "x", "--from", "9" * 20], "seq"),
         (["replay", "x", "--format", "morse"], "the formats are"),
         (["replay", "x", "--speed", "-1"], "--speed"),
+        (["task", "approve", "x"], "give a step, or --up-to"),
+        (["task", "approve", "x", "2", "--up-to", "low"], "give a step or --up-to, not both"),
         (["replay", "x", "--into", "y", "--json"], "--into"),
         (["show", "a b"], "run_id"),
         (["runs", "--status", "odd"], "queued"),

@@ -20,13 +20,17 @@ import broker
 from broker.items import CONTROL_EVENTS, TYPES, Mode
 from broker.settings import Settings
 from gateway.app import create_app
+from gateway.webui.settings import WebuiSettings
 from tests.conftest import missing
 from tests.ops.conftest import Command
 from tests.servers import RedisServer
 from workers.hermes.settings import HermesSettings
+from workers.llm.settings import LlmSettings, VendorKeys
+from workers.remote.settings import RemoteSettings
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+ROOMS = ("broker", "gateway", "workers")
 SCRIPTS = Path(broker.__file__).parent / "scripts"
 
 
@@ -45,7 +49,30 @@ def defaults(settings: type[BaseSettings], prefix: str) -> dict[str, str]:
 
 def test_the_table_of_settings_is_complete_and_right() -> None:
     documented = table((DOCS / "operations.md").read_text(), "RUNCAST")
-    assert documented == defaults(Settings, "RUNCAST")
+    assert documented == {**defaults(Settings, "RUNCAST"), **aliased(WebuiSettings, "RUNCAST_")}
+
+
+def aliased(settings: type[BaseSettings], prefix: str) -> dict[str, str]:
+    fields = {str(field.validation_alias): field.default for field in settings.model_fields.values()}
+    return {name: "" if value is None else str(value) for name, value in fields.items() if name.startswith(prefix)}
+
+
+def test_every_setting_of_every_class_is_in_a_table_of_a_page_that_operations_names() -> None:
+    text = (DOCS / "operations.md").read_text()
+    section = text.partition("## Settings")[2].partition("\n## ")[0]
+    pages = [text, *((DOCS / page).read_text() for page in sorted(set(re.findall(r"\]\(([a-z-]+\.md)#", section))))]
+    rows = "\n".join(re.findall(r"^\|.*", "\n".join(pages), re.MULTILINE))
+    found = [settings for settings in classes(BaseSettings) if settings.__module__.split(".")[0] in ROOMS]
+    assert {Settings, WebuiSettings, HermesSettings, LlmSettings, VendorKeys, RemoteSettings} <= set(found)
+    for settings in found:
+        prefix = str(settings.model_config.get("env_prefix", ""))
+        for name, field in settings.model_fields.items():
+            variable = str(field.validation_alias or (prefix + name).upper())
+            assert f"`{variable}`" in rows, f"{variable} of {settings.__name__}"
+
+
+def classes(of: type[BaseSettings]) -> list[type[BaseSettings]]:
+    return [settings for own in of.__subclasses__() for settings in (own, *classes(own))]
 
 
 def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +88,7 @@ def test_the_table_of_hermes_settings_is_complete_and_right() -> None:
 
 
 def test_every_metric_that_is_named_exists() -> None:
-    for room in ("broker", "gateway", "workers"):
+    for room in ROOMS:
         import_module(f"{room}.metrics")
     names = {sample.name for metric in REGISTRY.collect() for sample in metric.samples}
     names |= {metric.name + ("_total" if metric.type == "counter" else "") for metric in REGISTRY.collect()}

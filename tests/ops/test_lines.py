@@ -43,6 +43,7 @@ def test_data_may_be_left_out() -> None:
     [
         (b"nonsense", "not JSON"),
         (b"\xff\xfe", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
         (b'"text"', "an object is needed"),
         (b"{}", "type is needed"),
         (b'{"type":5}', "type is needed"),

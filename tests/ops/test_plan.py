@@ -42,6 +42,16 @@ async def test_counts_are_those_of_real_processes(tmp_path: Path) -> None:
     assert found["Redis, memory, MiB"].predicted == pytest.approx(found["Redis, memory, MiB"].measured, rel=0.3)
 
 
+# The words.
+
+
+def test_one_of_a_thing_is_no_plural() -> None:
+    one = Load(viewers=1, runs=1, rate=1, retention=3_600)
+    assert plan_lines(planned(one, Setup(), Limits(), COSTS), "here")[0] == (
+        "1 viewer of 1 run at once, 1 item/s of each: 1 item/s, 1 frame/s"
+    )
+
+
 # The model.
 
 
@@ -182,6 +192,7 @@ def test_measured_costs_are_read_and_wrong_ones_named() -> None:
         (measured(sizes=3), "sizes lacks"),
         (b"[]", "x.json has no measured costs"),
         (b"\xff", "x.json has no measured costs"),
+        (b'{"a":' * 100_000, "x.json has no measured costs"),
     ):
         with pytest.raises(InvalidRequest, match=says):
             parse_costs(wrong, "x.json")

@@ -201,6 +201,14 @@ def test_no_item_of_any_shape_breaks_a_renderer(screen: Screen) -> None:
         renderer.close(None)
 
 
+def test_a_warning_is_told_in_its_own_words(screen: Screen) -> None:
+    message = "the price list does not know " + "m" * 100
+    priced = {"ts": 1.0, "component_id": "agent", "name": "warning", "code": "price_unknown", "message": message}
+    again = {"ts": 1.0, "name": "retry", "source_id": None, "attempt": 2, "because": "HTTP 429"}
+    shown = screen.show(Watched(screen.terminal), ("event", priced), ("event", again))
+    assert shown.splitlines() == [f"warning: {message}", "retry: attempt 2, because HTTP 429"]
+
+
 @pytest.mark.parametrize(("value", "text"), [(0.0123, "12 ms"), (3.21, "3.2 s"), (75, "1:15 min"), (3725, "1:02:05 h")])
 def test_durations(value: float, text: str) -> None:
     assert seconds(value) == text
@@ -216,6 +224,17 @@ def test_the_text_of_a_message_is_its_text_blocks() -> None:
     assert message_text({"content": blocks}) == "ab"
     assert message_text({"content": "bare"}) == "bare"
     assert message_text(None) == message_text({"content": 5}) == ""
+
+
+def test_a_reader_that_left_is_told_of_every_write() -> None:
+    class Left(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    terminal = Terminal(Left(), Left())
+    for say in (terminal.line, terminal.styled, terminal.warn, terminal.error):
+        with pytest.raises(BrokenPipeError):
+            say("a")
 
 
 def test_printable_keeps_lines_and_tabs() -> None:

@@ -55,9 +55,10 @@ def test_its_own_timing(runcast: Command) -> None:
     began = time.monotonic()
     assert runcast("replay", "r1", "--speed", "1").out == "0 1 2 3 4 \n"
     assert time.monotonic() - began >= 1.25
+    runcast.imported("r2", TIMED.replace("1001.25", "1600"))
     began = time.monotonic()
-    assert runcast("replay", "r1", "--speed", "0").code == 0
-    assert time.monotonic() - began < 1.25
+    assert runcast("replay", "r2", "--speed", "0").code == 0
+    assert time.monotonic() - began < 30
 
 
 def test_what_retention_removed_is_a_gap(runcast: Command) -> None:

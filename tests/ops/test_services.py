@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.ops.conftest import RUN, Command, Process
-from tests.servers import RedisServer
+from tests.servers import RedisServer, free_port
 
 LISTENING = re.compile(r"listening on 127\.0\.0\.1, port (\d+)\n")
 SCRIPTED = ("--runner", "scripted", "--run-id", "r1", "--metadata")
@@ -26,7 +26,7 @@ def port_of(process: Process) -> int:
 
 
 def get(port: int, path: str) -> tuple[int, bytes]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
         return answer.status, answer.read()
 
 
@@ -143,8 +143,7 @@ def test_a_worker_waits_for_its_store_and_can_be_stopped_meanwhile(runcast: Comm
 
 
 def test_a_workers_metrics_can_be_served(runcast: Command, taken: int) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     process = runcast.start("worker", "--metrics-port", str(port))
     end = time.monotonic() + 30
     while True:
@@ -158,8 +157,7 @@ def test_a_workers_metrics_can_be_served(runcast: Command, taken: int) -> None:
 
 
 def test_a_worker_that_waits_for_its_store_lives_and_is_not_ready(runcast: Command) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     named = {"RUNCAST_WORKER_METRICS_PORT": str(port), "RUNCAST_REDIS_URL": "redis://127.0.0.1:1/0"}
     process = runcast.start("worker", **named)
     process.until("waiting for the store", err=True)
@@ -216,7 +214,7 @@ def test_an_import_is_seen_by_a_gateway_while_it_runs(runcast: Command) -> None:
     ready(port)
     publisher = runcast.start("import", "--run", "r1")
     publisher.until("\n")
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/runs/r1/stream", timeout=10) as stream:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/runs/r1/stream", timeout=30) as stream:
         publisher.write(RUN.splitlines()[0] + "\n")
         seen = b""
         while b'"text":"Hello"' not in seen:

@@ -136,7 +136,7 @@ class Person:
         seen: dict[str, Any] = answer.json()
         return seen
 
-    async def until(self, true: Callable[[dict[str, Any]], object], timeout: float = 20.0) -> dict[str, Any]:
+    async def until(self, true: Callable[[dict[str, Any]], object], timeout: float = 40.0) -> dict[str, Any]:
         """The task, once it is so."""
         end = time.monotonic() + timeout
         while not true(seen := await self.sees()):
@@ -144,7 +144,7 @@ class Person:
             await asyncio.sleep(0.02)
         return seen
 
-    async def is_(self, status: str, timeout: float = 20.0) -> dict[str, Any]:
+    async def is_(self, status: str, timeout: float = 40.0) -> dict[str, Any]:
         return await self.until(lambda task: task["status"] == status, timeout)
 
     async def says(self, what: str, expect: int = 200, **body: Any) -> dict[str, Any]:

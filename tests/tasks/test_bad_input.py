@@ -35,6 +35,8 @@ MIB = 1 << 20
         ({"goal": "g", "approval_from": "never"}, 422, "invalid_request", "approval_from"),
         ({"goal": "g", "session_id": "../x"}, 400, "invalid_id", "session_id"),
         ({"goal": "g", "runner": "task"}, 422, "invalid_request", "runner"),
+        ({"goal": "g", "model": "m" * 257}, 422, "invalid_request", "model"),
+        ({"goal": "g", "toolsets": ["t"] * 65}, 422, "invalid_request", "toolsets"),
         ({"goal": "g", "planner": "task"}, 422, "invalid_request", "planner"),
         ({"goal": "g", "colour": "red"}, 422, "invalid_request", "colour"),
         ({"goal": "g \ud800"}, 400, "bad_request", None),

@@ -21,7 +21,9 @@ _OPEN = [{**step, "approval": False} for step in PLAN]
 
 @pytest.fixture
 def task_settings(task_settings: Settings) -> Settings:
-    return task_settings.model_copy(update={"cost_cap": Decimal(1), "cost_reservation": _RESERVATION})
+    """What is held back for runs that are never made stays so: a sweep would let go of it after ``requeue_after``."""
+    caps = {"cost_cap": Decimal(1), "cost_reservation": _RESERVATION}
+    return task_settings.model_copy(update={**caps, "requeue_after": 600.0})
 
 
 async def books(broker: Broker) -> tuple[int, int, int]:

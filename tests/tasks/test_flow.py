@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import msgspec
@@ -13,6 +14,8 @@ from broker.api import Broker
 from broker.task_view import entry_view, step_view, summary_of
 from tests.tasks.conftest import PLAN, Person, Says, Working, states
 from workers.runner import RunnerFailed
+from workers.tasks import driver
+from workers.tasks.changes import change_of_plan
 
 
 async def told_alike(person: Person) -> None:
@@ -49,6 +52,8 @@ async def test_a_given_plan_with_an_approval(person: Person, working: Working, s
         seen = await person.until(lambda task: task["run_status"] == "completed")
     assert [step["result"] for step in seen["steps"]] == ["LOOK AROUND.", "CHANGE IT.", "TELL WHAT CHANGED."]
     assert (seen["steps"][1]["approved_by"], seen["steps"][1]["reason"], seen["by"]) == ("bob", "go on", "ann")
+    assert [entry["by"] for entry in seen["history"] if entry["by"]] == ["ann", "bob"]
+    assert all("source_id" not in event for event in await person.events())  # a task is relayed from nowhere
     await told_alike(person)
     assert list((broker.settings.tasks_path / ".open").iterdir()) == []  # nothing is left but the checkpoint
     assert "LOOK AROUND." in says.asked[1]  # a step knows what the one before said
@@ -72,6 +77,31 @@ async def test_a_plan_by_the_planner_which_is_asked_once_more(person: Person, wo
         await person.is_("completed")
     whats = [entry["what"] for entry in (await person.sees())["history"]]
     assert whats[:5] == ["created", "planning", "plan_refused", "planning", "planned"]
+    await told_alike(person)
+
+
+async def test_a_planner_that_writes_nonsense_holds_nobody_up(
+    person: Person, working: Working, says: Says, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def noted(*args: Any) -> Any:
+        threads.append(threading.current_thread())
+        return change_of_plan(*args)
+
+    monkeypatch.setattr(driver, "change_of_plan", noted)
+    broken = json.dumps({"steps": [{**PLAN[0], "\ud800": 1}]})
+    says.answers = ["{" * (64 << 10), broken, {"steps": PLAN[:1]}]
+    async with working():
+        await person.makes()
+        seen = await person.is_("halted")
+        assert seen["halted"]["code"] == "no_plan"
+        await person.says("retry")
+        seen = await person.is_("completed")
+    whats = [entry["what"] for entry in seen["history"]]
+    assert whats[1:8] == ["planning", "plan_refused", "planning", "plan_failed", "retried", "planning", "planned"]
+    assert len(threads) >= 3
+    assert threading.main_thread() not in threads  # the event loop has others to serve
     await told_alike(person)
 
 
@@ -151,7 +181,7 @@ async def test_a_cancel_stops_the_running_step(person: Person, working: Working,
         assert [step["state"] for step in told["steps"]] == ["cancelled"] * 3
         seen = await person.until(lambda task: task["run_status"] == "cancelled")
         run_id = seen["steps"][0]["run_id"]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             assert [entry.type async for entry in broker.stream(run_id, modes="final")] == ["cancelled"]
     assert seen["history"][-1]["reason"] == "enough"
     await told_alike(person)
@@ -192,6 +222,22 @@ async def test_what_hermes_asks_in_a_step_is_answered_through_the_task(person: P
         ("input_answered", "blue"),
     ]
     await told_alike(person)
+
+
+async def test_an_answer_that_comes_too_late_is_told_so_also_after_a_retry(person: Person, working: Working) -> None:
+    script = {"metadata": {"script": "tokens=2 ask=1 fail=2"}}
+    async with working():
+        await person.makes(steps=[{**PLAN[0], **script}], runner="scripted")
+        seen = await person.until(lambda task: task["steps"] and task["steps"][0]["asks"])
+        [ask] = seen["steps"][0]["asks"]
+        assert (await person.says("input", request_id=ask["request_id"], answer=True))["run_id"] == ask["run_id"]
+        await person.is_("halted")
+        await person.says("retry")
+        seen = await person.until(lambda task: task["steps"][0]["asks"])
+        assert seen["steps"][0]["run_id"] != ask["run_id"]
+        late = await person.says("input", expect=409, request_id=ask["request_id"], answer=False)
+        assert (late["code"], late["answer"]) == ("already_answered", "once")
+        await person.says("cancel")
 
 
 async def test_decisions_before_a_worker_is_there_are_obeyed(person: Person, working: Working) -> None:

@@ -102,9 +102,12 @@ async def test_one_approves_and_everybody_sees_it(
         await page.click(step(1, ".live summary"))  # what a step did that is over
         await shows(page, step(1, ".live-output"), "w1 w2 w3 w4 w5")
     await page.goto(address)  # among the runs a task leads to its page, and the run of a step to its task
+    steps = [f"Step {n} of 3 of a task: {PLAN[n - 1]['title']}" for n in (3, 2, 1)]
+    await expect(page.locator("#runs .title")).to_have_text([*steps, "Tidy up <img src=x>."])
     await page.click("#runs >> text=Step 2 of 3 of a task: Change")
-    await shows(page, "#task-link", "Step 2 of a task")
-    await page.click("#runs a[href*='workspace/tasks']")
+    await shows(page, "#task-title", "Tidy up <img src=x>.")
+    await page.goto(f"{address}/#run={(await person.sees())['steps'][1]['run_id']}")
+    await page.click("#task-link >> text=Step 2 of a task")
     await shows(page, "#task-title", "Tidy up <img src=x>.")
     await page.goto(f"{address}/#run={person.task_id}")
     await page.click("#task-link >> text=Open this task")
@@ -221,7 +224,6 @@ async def test_a_task_is_made_with_the_keyboard(page: Any, address: str, person:
     await page.keyboard.press("Tab")
     await page.keyboard.type("Say two.")
     await page.locator(".own-step").nth(1).get_by_label("Risk").select_option("low")
-    await page.click("details.options summary")
     await page.select_option("#runner", "scripted")
     await page.fill("#who", "ann")
     await page.reload()  # what was written is still there
@@ -272,6 +274,7 @@ async def test_the_planning_is_watched_and_what_hermes_asks_is_answered(
         await shows(page, "#history", "What was said is no plan")  # and it is asked once more
         await page.locator("#planning .ask[data-state=open]").get_by_text("Deny").click()
         await shows(page, "#halted-text", "no_plan")
+        await shows(page, "#planning", "scripted made no plan.")
         first = next(e for e in (await person.sees())["history"] if e["what"] == "planning")["detail"]["run_id"]
         assert "[approval: once]" in (await person.client.get(f"/v1/runs/{first}/result")).text
         await person.makes(steps=[{**PLAN[0], "metadata": {"script": "tokens=4 ask=2"}}], runner="scripted")

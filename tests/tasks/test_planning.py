@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from typing import Any
 
 import msgspec
 import pytest
@@ -26,6 +27,8 @@ PLAN = json.dumps({"steps": [STEP]})
         f'{{"thought": "hm"}} {PLAN}',
         f"a set {{1, 2}} and then {PLAN} and {{",
         f"{PLAN}\n{json.dumps({'steps': []})}",
+        f'{{"thought": {PLAN} and so on',
+        '{"a": oops ' * 100 + PLAN,
     ],
 )
 def test_a_plan_is_found_whatever_stands_around_it(text: str) -> None:
@@ -49,18 +52,45 @@ def test_a_plan_is_found_whatever_stands_around_it(text: str) -> None:
         (json.dumps({"steps": [{**STEP, "title": "x" * (TITLE_MAX + 1)}]}), "201 characters"),
         (json.dumps({"steps": [{**STEP, "instruction": "x" * (INSTRUCTION_MAX + 1)}]}), "8193 bytes"),
         (json.dumps({"steps": ["look"]}), "Expected `object`"),
+        (json.dumps({"steps": [{**STEP, "\ud800": 1}]}), "steps[0]: 'utf-8' codec can't encode"),
+        (json.dumps({"steps": [{**STEP, "risk": "\ud800"}]}), "steps[0]: 'utf-8' codec can't encode"),
+        (json.dumps({"steps": [STEP, {**STEP, "title": "\ud800"}]}), "steps[1].title cannot be written"),
     ],
 )
 def test_what_is_no_plan_is_told_why(answer: str, fault: str) -> None:
     with pytest.raises(PlanRefused) as refused:
         plan_of(answer, 5)
     assert fault in str(refused.value)
+    assert msgspec.json.encode(refused.value.faults)  # the planner is told
 
 
 @given(st.text(max_size=200) | st.text('{}[]":,steps ', max_size=80))
 def test_no_answer_crashes(text: str) -> None:
     with contextlib.suppress(PlanRefused):
         assert plan_of(text, 5)
+
+
+@pytest.mark.parametrize("part", ["{", "[", '"', "\\", '{"', "{ ", '{"a":', '{"a":[', '{"a":1,', '{"x":[[],[],[],'])
+def test_an_answer_that_is_all_beginnings_is_looked_through_in_bounded_time(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = 0
+
+    class Counting(json.JSONDecoder):
+        def raw_decode(self, s: str, idx: int = 0) -> tuple[Any, int]:
+            nonlocal read
+            read += 10_000
+            try:
+                return super().raw_decode(s, idx)
+            except json.JSONDecodeError as error:
+                read += error.pos - idx
+                raise
+
+    monkeypatch.setattr(json, "JSONDecoder", Counting)
+    text = part * ((256 << 10) // len(part))
+    with pytest.raises(PlanRefused):
+        plan_of(text, 5)
+    assert read < 5 << 20
 
 
 def test_deep_nesting_is_no_plan() -> None:

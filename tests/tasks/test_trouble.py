@@ -24,7 +24,7 @@ from workers.tasks.checkpoints import Checkpoints
 
 async def handed_on(broker: Broker, task_id: str, attempt: int) -> None:
     """Once the worker that has it as that attempt has given it away."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while (await broker.runs.get(task_id)).attempt <= attempt:  # noqa: ASYNC110 - another process's doing
             await asyncio.sleep(0.02)
 
@@ -125,7 +125,7 @@ async def test_a_store_that_lost_the_task_is_told_again(person: Person, working:
     await broker.store.call("DEL", broker.keys.task(person.task_id), broker.keys.decisions(person.task_id))
     async with working():
         await person.until(lambda task: task["run_status"] == "running")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while (await broker.tasks.stored(person.task_id)).version == 0:  # noqa: ASYNC110 - the worker's doing
                 await asyncio.sleep(0.02)
         await person.says("steps/2/approve")

@@ -61,6 +61,15 @@ async def test_what_was_decided_is_seen_while_no_worker_is_there(person: Person,
     await told_alike(person)
 
 
+async def test_a_decision_answers_with_the_steps_that_it_changed(person: Person) -> None:
+    await person.makes(steps=[PLAN[1]] * 3)
+    await person.says("steps/2/approve", by="ann")
+    told = await person.says("approve", up_to="high", by="bob")
+    assert [(step["n"], step["approved_by"]) for step in told["steps"]] == [(1, "bob"), (3, "bob")]
+    await person.says("steps/1/reject", reason="not that", by="cid")
+    assert [step["n"] for step in (await person.says("cancel"))["steps"]] == [2, 3]
+
+
 async def test_a_cancel_is_seen_as_asked_for(person: Person, working: Working) -> None:
     async with working():
         await person.makes(steps=PLAN)

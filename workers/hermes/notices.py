@@ -37,8 +37,8 @@ _KNOWN: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("context_compressed", re.compile(r"🗜\S* +Compressed\b")),
     ("model_error", re.compile(r"❌|(⚠.*API call failed|⚠.*Attempt \d+/\d+.* failed)")),
 )
-_ATTEMPT = re.compile(r"\((?:attempt |cycle )?(\d+)/(\d+)\)")
-_WAIT = re.compile(r"(\d+(?:\.\d+)?)s\b")
+_ATTEMPT = re.compile(r"\((?:attempt |cycle )?(\d{1,9})/(\d{1,9})\)")
+_WAIT = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)s\b")
 
 
 def code_of(line: str) -> str | None:

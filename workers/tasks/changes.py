@@ -20,6 +20,8 @@ PLAN_TRIES = 2
 LOST_MAX = 3
 _SAID_MAX = 8_000
 _ERROR_MAX = 2_000
+_LATEST = 253_402_300_799.0
+"""The last second that has a date, 9999-12-31."""
 _LOST = frozenset({"worker_lost", "worker_stopped", "run_gone"})
 """How a run ends whose worker went away: no fault of the step, which is run again."""
 
@@ -51,29 +53,32 @@ def change_of_step(task: Task, step: Step, heard: Heard, at: float) -> Change | 
             answer: dict[str, Any] = {name: str(fields.get(name) or "") for name in ("request_id", "answer", "how")}
             return Change(what="input_answered", **answer, **about)
         case "restarted":
-            return Change(what="step_restarted", attempt=fields.get("attempt"), **about)
+            attempt = fields.get("attempt")
+            return Change(what="step_restarted", attempt=attempt if isinstance(attempt, int) else None, **about)
         case _:
             return _ended(step, heard, about)
 
 
 def _known_asks(task: Task, step: Step) -> set[str]:
+    """What this run of the step has asked already. An entry of an earlier version does not say which run it was."""
     asked = (e for e in task.history if e.step == step.n and e.what == "input_requested")
-    return {str(entry.detail.get("request_id")) for entry in asked}
+    ours = (entry for entry in asked if entry.detail.get("run_id", step.run_id) == step.run_id)
+    return {str(entry.detail.get("request_id")) for entry in ours}
 
 
 def _ask(step: Step, heard: Heard) -> Ask:
     fields = dict(heard.fields)
     kind = "approval" if fields.get("name") == "approval.requested" else "question"
     ours = ("name", "ts", "component_id", "parent_run_id", "request_id", "choices", "free", "expires_at", "timeout_s")
-    expires = fields.get("expires_at")
+    expires, choices = fields.get("expires_at"), fields.get("choices")
     return Ask(
         run_id=step.run_id or "",
         request_id=str(fields.get("request_id")),
         kind=kind,
         payload={name: value for name, value in fields.items() if name not in ours},
-        choices=tuple(map(str, fields.get("choices") or ())),
+        choices=tuple(map(str, choices)) if isinstance(choices, list) else (),
         free=bool(fields.get("free")),
-        expires_at=float(expires) if isinstance(expires, (int, float)) else None,
+        expires_at=float(expires) if isinstance(expires, (int, float)) and 0 <= expires <= _LATEST else None,
     )
 
 

@@ -106,7 +106,7 @@ class TaskDriver:
     async def _catch_up(self) -> None:
         """What an earlier worker made known and did not come to write down is done again; what the store lost is
         told it again."""
-        stored = await self._persisted(lambda: self._tasks.stored(self._id))
+        stored = await self._persisted(lambda: self._tasks.stored(self._id, self.task.version))
         if stored.version == self.task.version + 1 and stored.change is not None:
             self.task = apply(self.task, stored.change)
             await self._write(self.task)
@@ -166,7 +166,8 @@ class TaskDriver:
 
     def _own_change(self, move: Move) -> Change:
         drawn = self._new_id() if move.what in ("planning", "step_started") else None
-        return Change(what=move.what, at=time.time(), step=move.step, run_id=drawn)
+        by = self.task.by if move.what == "created" else ""
+        return Change(what=move.what, at=time.time(), step=move.step, run_id=drawn, by=by)
 
     async def _follow(self, n: int | None) -> None:
         """Take the next thing that the running step, or the planning run, has to tell, or wait for it."""
@@ -177,7 +178,8 @@ class TaskDriver:
             return
         heard, now = child.heard[0], time.time()
         change = (
-            change_of_plan(self.task, heard, now)
+            # The answer of a planner that rambles takes a while to look through, and others share the event loop.
+            await asyncio.to_thread(change_of_plan, self.task, heard, now)
             if n is None
             else change_of_step(self.task, self.task.steps[n - 1], heard, now)
         )
@@ -225,11 +227,12 @@ class TaskDriver:
             task = apply(self.task, decision)
         except RuncastError as error:
             # It was allowed when it was taken, so this is a fault; it must be seen, and not hold up the others.
-            log.error("task %s: the decision %s could not be obeyed: %s", self._id, decision.what, error)
             refused = Trouble(code=error.code, message=str(error)[:1_000])
             about: dict[str, Any] = {"at": decision.at, "by": decision.by, "command": decision.command}
             decision = Change(what="decision_refused", step=decision.step, trouble=refused, **about)
             task = apply(self.task, decision)
+        if decision.trouble is not None:
+            log.error("task %s: a decision could not be obeyed: %s", self._id, decision.trouble.message)
         await self._settle(task, decision)
 
     async def _advance(self, change: Change) -> bool:

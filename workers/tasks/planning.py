@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,13 @@ _EARLIER_MAX = 4_000
 _EARLIER_TOTAL = 24_000
 _SAID_MAX = 8_000
 _FAULTS_MAX = 10
+_OBJECT = re.compile(r'\{[ \t\r\n]*"')
+"""How an object with a field begins."""
+_VAIN_MAX = 4 << 20
+"""Characters of objects that are broken, read in vain, after which no plan is looked for: an answer of braces alone is
+all beginnings."""
+_VAIN_EACH = 10_000
+"""What a broken object counts for besides, however short it is."""
 
 _ASKED = """\
 Make a plan for the goal below. Do not carry it out, change nothing, and run no tools: your whole answer is the plan.
@@ -85,16 +93,19 @@ def plan_of(text: str, most: int) -> list[PlannedStep]:
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
-    decoder, at = json.JSONDecoder(), text.find("{")
-    while at >= 0:
+    """The objects in a text, those within others left out. In time that is bounded, whatever the text."""
+    decoder, found, left = json.JSONDecoder(), _OBJECT.search(text), _VAIN_MAX
+    while found is not None and left > 0:
+        start = found.start()
         try:
-            value, end = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            end = at + 1
+            value, end = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError) as error:
+            end = start + 1
+            left -= getattr(error, "pos", len(text)) - start + _VAIN_EACH
         else:
-            if isinstance(value, dict) and "steps" in value:
+            if "steps" in value:
                 yield value
-        at = text.find("{", end)
+        found = _OBJECT.search(text, end)
 
 
 def _converted(steps: list[Any]) -> tuple[list[PlannedStep], list[str]]:
@@ -104,7 +115,7 @@ def _converted(steps: list[Any]) -> tuple[list[PlannedStep], list[str]]:
             if isinstance(step, dict) and "metadata" in step:
                 raise msgspec.ValidationError("Object contains unknown field `metadata`")
             planned.append(msgspec.convert(step, PlannedStep))
-        except msgspec.ValidationError as error:
+        except (ValueError, RecursionError) as error:  # halves of characters, say
             faults.append(f"steps[{place}]: {error}")
     return planned, faults
 

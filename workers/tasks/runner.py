@@ -23,11 +23,12 @@ __all__ = ["TaskRunner", "task_worker"]
 
 
 class TaskRunner:
-    """``mirrors``: a further attempt goes on where the one before stood. ``hands_back``: a worker that stops ends no
-    task, it leaves it to the next one."""
+    """``mirrors``: a further attempt goes on where the one before stood; no service names its items. ``hands_back``: a
+    worker that stops ends no task, it leaves it to the next one."""
 
     name = TASK_RUNNER
     mirrors = True
+    names_sources = False
     hands_back = True
     stop_grace = 10.0
 
