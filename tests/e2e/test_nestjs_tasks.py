@@ -94,8 +94,15 @@ async def test_a_task_is_worked_on_through_it(
     assert states(seen) == ["completed"] * 3
     assert [step["result"] for step in seen["steps"]] == ["LOOK AROUND.", "CHANGE HALF OF IT.", "TELL WHAT CHANGED."]
     by = [(entry["what"], entry["by"]) for entry in seen["history"] if entry["by"]]
-    assert [what for what, _ in by] == ["step_edited", "step_approved", "step_rejected", "retried", "approved"]
-    assert [who for _, who in by] == ["bob", "bob", "ann", "ann", "cid"]
+    assert [what for what, _ in by] == [
+        "created",
+        "step_edited",
+        "step_approved",
+        "step_rejected",
+        "retried",
+        "approved",
+    ]
+    assert [who for _, who in by] == ["ann", "bob", "bob", "ann", "ann", "cid"]
 
     for query, cursor in (("", 0), ("?compact=1", 0), ("?format=webui", 0), ("?modes=final", 0), ("", 7)):
         again = await alike(ports, "GET", f"{target}/stream{query}", None, ("Last-Event-ID", f"{task_id}:{cursor}"))

@@ -87,7 +87,7 @@ def test_nothing_is_decided_about_a_task_that_has_ended(what: str, ended: Any) -
 
 @pytest.mark.parametrize("n", [0, -1, 2, None, 10_000])
 def test_an_unknown_step(n: int | None) -> None:
-    with pytest.raises(UnknownStep, match=r"no step .*: it has 1 steps"):
+    with pytest.raises(UnknownStep, match=r"no step .*: it has 1 step"):
         apply(task(step()), change("step_approved", n))
     with pytest.raises(UnknownStep, match="no plan yet"):
         apply(task(), change("step_approved", n))

@@ -45,7 +45,7 @@ class Stage:
 
 @asynccontextmanager
 async def staged(tmp_path: Path, **settings: Any) -> AsyncIterator[Stage]:
-    made = Settings(data_dir=tmp_path / "data", **settings)
+    made = Settings(data_dir=tmp_path / "data").model_copy(update=settings)  # no operator may set as little time
     workspace = Workspaces(made).open("s", "r1")
     try:
         yield Stage(made, workspace)
