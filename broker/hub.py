@@ -27,6 +27,7 @@ from broker.settings import Settings
 from broker.tail import Subscription, Tail
 from broker.turns import Turns
 from broker.viewer import Viewer
+from broker.window import trim
 
 __all__ = ["Hub"]
 
@@ -196,6 +197,9 @@ class Hub:
                 log.exception("run %s: its viewers could not be seen to", feed.run_id)
             else:
                 reading, paused = reading + behind.reading, paused + behind.paused
+        held, gone = trim([feed.window for feed in self.feeds.values()], self.settings.windows_memory)
+        metrics.WINDOWS.set(held)
+        metrics.WINDOWS_CUT.inc(gone)
         metrics.VIEWERS_BEHIND.labels("reading").set(reading)
         metrics.VIEWERS_BEHIND.labels("paused").set(paused)
 

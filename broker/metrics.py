@@ -145,6 +145,8 @@ RANGE_READS = Counter("runcast_range_reads", "Range reads for viewers that catch
 RENDERS = Counter("runcast_renders", "Renderings of a batch for one group of viewers")
 DEMOTED = Counter("runcast_viewers_demoted", "Viewers that left the live group because their socket was full")
 RETURNED = Counter("runcast_viewers_returned", "Demoted viewers that caught up and are back in the live group")
+WINDOWS = Gauge("runcast_windows_bytes", "Memory of the windows of followed runs", multiprocess_mode="livesum")
+WINDOWS_CUT = Counter("runcast_windows_cut_bytes", "Memory that windows gave up, since all took too much together")
 WAITING = Gauge(
     "runcast_viewers_waiting_bytes",
     "Bytes written to viewers that their sockets have not taken",

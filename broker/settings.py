@@ -68,6 +68,11 @@ class Settings(FiniteSettings):
 
     # The hub.
     window_bytes: int = Field(default=_MIB, ge=1, description="recent items of one followed run kept in the process")
+    windows_memory: int = Field(
+        default=256 * _MIB,
+        ge=0,
+        description="what the windows of all followed runs may take; beyond, the largest shrink",
+    )
     read_bytes: int = Field(default=_MIB, ge=1024, description="aim of one range read")
     read_items: int = Field(default=1_000, ge=1)
     reads_at_once: int = Field(default=8, ge=1)

@@ -18,7 +18,10 @@ from enum import Enum
 
 from broker.items import Entry
 
-__all__ = ["Place", "Window", "above"]
+__all__ = ["ENTRY_BYTES", "Place", "Window", "above", "trim"]
+
+ENTRY_BYTES = 240
+"""What a held entry takes besides its data."""
 
 
 class Place(Enum):
@@ -35,7 +38,7 @@ def above(entries: Sequence[Entry], floor: int) -> Sequence[Entry]:
 
 
 class Window:
-    """Bounded in bytes: the oldest entries go first; the newest one always stays."""
+    """Bounded in bytes of data: the oldest entries go first; the newest one always stays."""
 
     __slots__ = ("_bytes", "_entries", "_limit", "seq")
 
@@ -52,6 +55,11 @@ class Window:
     def size(self) -> int:
         """Bytes of item data held."""
         return self._bytes
+
+    @property
+    def memory(self) -> int:
+        """Bytes that holding them takes, data and all."""
+        return self._bytes + ENTRY_BYTES * len(self._entries)
 
     @property
     def first(self) -> int:
@@ -97,8 +105,35 @@ class Window:
         while self._bytes > self._limit and len(self._entries) > 1:
             self._bytes -= len(self._entries.popleft().data)
 
+    def shorten(self, memory: int) -> None:
+        """Let the oldest go until the others take no more than ``memory``, or the newest is left."""
+        while self.memory > memory and len(self._entries) > 1:
+            self._bytes -= len(self._entries.popleft().data)
+
     def restart(self, seq: int) -> None:
         """Forget what is held and stand at ``seq``: after a hole that retention made, or a log that was rewound."""
         self._entries.clear()
         self._bytes = 0
         self.seq = seq
+
+
+def trim(windows: Sequence[Window], limit: int) -> tuple[int, int]:
+    """Shorten the largest of a process's windows to one size, so that all together take no more than ``limit`` bytes,
+    as far as their newest entries allow. Returns what they take now, and what was let go.
+
+    Nobody misses anything: whoever stands behind a window reads the log.
+    """
+    before = sum([window.memory for window in windows])
+    if before <= limit:
+        return before, 0
+    left, line = limit, 0
+    ordered = sorted(windows, key=lambda window: window.memory)
+    for place, window in enumerate(ordered):
+        line = left // (len(ordered) - place)
+        if window.memory > line:
+            break
+        left -= window.memory
+    for window in ordered:
+        window.shorten(line)
+    after = sum([window.memory for window in ordered])
+    return after, before - after

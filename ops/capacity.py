@@ -39,7 +39,8 @@ def gateway_use(load: Load, setup: Setup, costs: Costs) -> Use:
     viewers, runs = load.viewers / setup.gateways, followed(load, setup)
     held = min(load.run_items / 2, setup.window_bytes / load.item_bytes)
     memory = sizes["gateway"] + viewers * sizes["viewer"]
-    memory += runs * (sizes["feed"] + held * (sizes["window_entry"] + load.item_bytes))
+    windows = runs * held * (sizes["window_entry"] + load.item_bytes)
+    memory += runs * sizes["feed"] + min(windows, setup.windows_memory)
     connections = setup.follow_lanes + _POOL * setup.nodes
     return Use(
         cpu=gateway_cpu(load, setup, costs),

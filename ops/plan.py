@@ -83,7 +83,7 @@ def _load(given: dict[str, Any], settings: Settings) -> Load:
 def _setup(given: dict[str, Any], settings: Settings) -> Setup:
     names = (
         *("lanes", "partitions", "block", "pace", "sweep", "beat", "heartbeat", "cursor_seconds", "window_bytes"),
-        *("resend_bytes", "resend_items", "run_max_items", "run_max_bytes", "item_max_bytes"),
+        *("windows_memory", "resend_bytes", "resend_items", "run_max_items", "run_max_bytes", "item_max_bytes"),
     )
     kept = {name: getattr(settings, name) for name in names}
     concurrency = given["concurrency"] or settings.concurrency

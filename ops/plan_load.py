@@ -76,6 +76,7 @@ class Setup:
     heartbeat: float = 5.0
     cursor_seconds: float = 5.0
     window_bytes: float = 1 << 20
+    windows_memory: float = 256 << 20
     resend_bytes: float = 8 << 20
     resend_items: float = 20_000
     run_max_items: float = 100_000

@@ -18,6 +18,11 @@ export class ProblemError extends Error {
   }
 }
 
+let leaving = false;
+addEventListener("pageshow", () => {
+  leaving = false; // shown again by the browser's “back”
+});
+
 /** JSON in, JSON out. Throws `ProblemError`, or `TypeError` where there was no answer at all. */
 export async function request(path, { method = "GET", body, headers = {} } = {}) {
   const response = await fetch(at(path), {
@@ -32,8 +37,12 @@ export async function request(path, { method = "GET", body, headers = {} } = {})
   } catch {
     value = { detail: text.slice(0, 300) };
   }
-  // The login ended while the page was open. Nothing else here is ever answered with 401.
-  if (response.status === 401) location.assign(at(`login?next=${encodeURIComponent(location.href)}`));
+  // The login ended while the page was open. Nothing else here is ever answered with 401. Of several requests that are
+  // told so the first one leads away: another would break that off and begin anew.
+  if (response.status === 401 && !leaving) {
+    leaving = true;
+    location.assign(at(`login?next=${encodeURIComponent(location.href)}`));
+  }
   if (!response.ok) throw new ProblemError(response.status, value);
   return value;
 }

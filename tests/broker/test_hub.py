@@ -71,6 +71,26 @@ async def test_replay_and_live_are_one_stream(b: Broker):
     assert got == [list(range(first, 42)) for first in (1, 1, 6, 21)]
 
 
+async def test_windows_that_hold_next_to_nothing_cost_nobody_an_item(b: Broker, settings: Settings):
+    """With no memory for them each keeps its newest item, and who comes behind reads the log."""
+    hub = b.hub
+    hub.settings = settings.model_copy(update={"windows_memory": 0, "heartbeat": 0.1})
+    async with running(b) as p, running(b) as other:
+        following = [asyncio.create_task(collect(b, run.run_id, after=0)) for run in (p, p, other)]
+        await until(lambda: hub.viewers == 3)
+        await publish(p, 200)
+        await publish(other, 50)
+        windows = [hub.feeds[run.run_id].window for run in (p, other)]
+        await until(lambda: [(w.seq, len(w)) for w in windows] == [(200, 1), (50, 1)])
+        following.append(asyncio.create_task(collect(b, p.run_id, after=150)))
+        await until(lambda: hub.viewers == 4)
+        for run in (p, other):
+            await publish(run, 10, start=1)
+            await run.seal(Final())
+        got = [seqs(e) for e in await asyncio.gather(*following)]
+    assert got == [list(range(1, 212))] * 2 + [list(range(1, 62)), list(range(151, 212))]
+
+
 async def test_for_every_cursor_exactly_what_follows_it(b: Broker):
     async with running(b) as p:
         await publish(p, 60)

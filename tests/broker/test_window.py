@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.items import Entry
-from broker.window import Place, Window, above
+from broker.window import ENTRY_BYTES, Place, Window, above, trim
 
 
 def entries(first: int, last: int, size: int = 10) -> list[Entry]:
@@ -134,3 +134,22 @@ def test_every_viewer_gets_every_item_once_and_in_order(followed_at: int, limit:
         while not viewer["live"]:
             s.step(viewer, 5)
         assert viewer["got"] == list(range(viewer["start"] + 1, s.stored + 1))
+
+
+@given(st.lists(st.integers(0, 40), max_size=12), st.integers(0, 40_000))
+def test_all_together_take_no_more_than_is_allowed(counts: list[int], limit: int) -> None:
+    windows = []
+    for count in counts:
+        windows.append(Window(0, 1 << 20))
+        windows[-1].push(entries(1, count, size=100))
+    one = 100 + ENTRY_BYTES
+    held, gone = trim(windows, limit)
+    assert held == sum(window.memory for window in windows)
+    assert held + gone == sum(count * one for count in counts)
+    lengths = [len(window) for window in windows]
+    assert held <= max(limit, one * sum(count > 0 for count in counts)), "the newest of each stays"
+    assert all(length >= min(count, 1) for length, count in zip(lengths, counts, strict=True))
+    cut = {length for length, count in zip(lengths, counts, strict=True) if length < count}
+    assert len(cut) <= 1, "what is shortened is shortened to one length"
+    assert all(length <= max(cut, default=41) for length in lengths), "and nobody keeps more than those"
+    assert gone == 0 or (max(cut) + 1) * one * len(cut) + held > limit - one * len(counts), "no more than needed"
