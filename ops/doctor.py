@@ -6,8 +6,9 @@ import asyncio
 
 import click
 
-from ops.checks import Finding, State, all_findings
+from ops.checks import all_findings
 from ops.exits import Exit
+from ops.findings import Finding, State
 from ops.options import json_option, load_settings, redis_option
 from ops.terminal import Terminal
 
