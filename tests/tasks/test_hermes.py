@@ -153,6 +153,7 @@ async def test_a_planned_task(
     assert all(step["usage"]["output_tokens"] for step in seen["steps"])
     decided = [(e["what"], e["step"], e["by"]) for e in seen["history"] if e["by"]]
     assert decided == [
+        ("created", None, "ann"),
         ("step_approved", 2, "ann"),
         ("step_edited", 3, "bob"),
         ("retried", None, "bob"),
