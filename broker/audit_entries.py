@@ -18,6 +18,7 @@ from broker.records import RunRecord
 __all__ = ["AuditEntry", "encode_audit", "parse_audit", "run_audit"]
 
 _TEXT_MAX = 20_000
+_DEEPEST = 32
 _object = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -86,13 +87,16 @@ def parse_audit(entry_id: bytes, flat: Sequence[bytes]) -> AuditEntry:
     return AuditEntry(id_, fields)
 
 
-def _redacted(value: Any, redact: Callable[[str], str]) -> Any:
+def _redacted(value: Any, redact: Callable[[str], str], depth: int = 0) -> Any:
+    """Deeper than anybody means it is left out: a worker of somebody else may have said whatever it likes."""
+    if depth > _DEEPEST:
+        return None
     if isinstance(value, str):
         return redact(value[:_TEXT_MAX])
     if isinstance(value, Mapping):
-        return {name: _redacted(inner, redact) for name, inner in value.items()}
+        return {name: _redacted(inner, redact, depth + 1) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_redacted(inner, redact) for inner in value]
+        return [_redacted(inner, redact, depth + 1) for inner in value]
     return value
 
 

@@ -6,9 +6,9 @@ takes, as a wait that never returns.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
-from pydantic import field_validator
+from pydantic import ValidationInfo, field_validator
 from pydantic_settings import BaseSettings
 
 __all__ = ["LONGEST", "MOST", "SHORTEST", "FiniteSettings"]
@@ -25,9 +25,14 @@ class FiniteSettings(BaseSettings):
     """Settings whose durations are 0, or ``SHORTEST`` to ``LONGEST`` seconds, and whose counts and sizes are at most
     ``MOST``. A field may allow less."""
 
+    shares: ClassVar[frozenset[str]] = frozenset()
+    """Fields that are numbers, but no durations: whatever their own bounds allow."""
+
     @field_validator("*")
     @classmethod
-    def _ends(cls, value: Any) -> Any:
+    def _ends(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.field_name in cls.shares:
+            return value
         if isinstance(value, float) and not (value == 0 or SHORTEST <= abs(value) <= LONGEST):
             raise ValueError(f"is 0, or at least {SHORTEST} and at most {LONGEST:.0f}")
         if isinstance(value, int) and abs(value) > MOST:

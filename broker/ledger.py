@@ -164,6 +164,9 @@ class Ledger:
         except RuncastError as error:
             _log.error("run %s could not be settled: %s", run_id, error)
             return False
+        except Exception:  # what somebody else's worker wrote must not keep the other runs waiting
+            _log.exception("run %s could not be settled", run_id)
+            return False
 
     # What others left.
 

@@ -40,15 +40,27 @@ _FORMS: tuple[tuple[re.Pattern[str], str], ...] = (
     # Keys that are known by how they begin.
     (re.compile(r"\b(?:sk|pk|rk)[-_][\w-]{16,}|\bgh[opsur]_\w{20,}|\bgithub_pat_\w{20,}|\bxox[a-z]-[\w-]{10,}"), MARK),
     (re.compile(r"\bAIza[\w-]{30,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bhf_\w{20,}|\bglpat-[\w-]{16,}"), MARK),
-    (re.compile(_WORD + r"([\w-]{0,64}?)\beyJ[\w-]{8,}+\.[\w-]{8,}+\.[\w-]*"), rf"\1{MARK}"),
 )
+# A JSON Web Token: three parts, of which the first begins so, maybe behind something else.
+_THREE_PARTS = re.compile(_WORD + r"([\w-]{11,}+)\.(?=[\w-]{8,}+\.([\w-]*+))")
+_HEAD = re.compile(r"\beyJ[\w-]{8,}")
 
 
 def redact(text: str) -> str:
     """``text`` without what looks like a secret by its form."""
     for form, instead in _FORMS:
         text = form.sub(instead, text)
-    return text
+    return _without_tokens(text)
+
+
+def _without_tokens(text: str) -> str:
+    kept, at = [], 0
+    for parts in _THREE_PARTS.finditer(text):
+        head = _HEAD.search(parts[1]) if parts.start() >= at else None
+        if head is not None:
+            kept += [text[at : parts.start() + head.start()], MARK]
+            at = parts.end(2)
+    return "".join([*kept, text[at:]])
 
 
 class Redactor:

@@ -151,6 +151,8 @@ class SessionFollower:
             _log.info("an entry of the bus says nothing to a session: %s", error)
         except RuncastError as error:
             _log.error("session %s could not be told of %s: %s", session_id, kind.decode("utf-8", "replace"), error)
+        except Exception:
+            _log.exception("session %s could not be told of %s", session_id, kind.decode("utf-8", "replace"))
 
     async def _fold(self, run_id: str) -> None:
         try:

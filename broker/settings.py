@@ -83,7 +83,7 @@ class Settings(FiniteSettings):
     cursor_seconds: float = Field(default=5.0, gt=0)
     cursor_items: int = Field(default=500, ge=1)
     high_water: int = Field(
-        default=64 * _KIB, ge=1024, description="a socket's send buffer before its viewer is demoted"
+        default=64 * _KIB, ge=1024, le=2**31 - 1, description="a socket's send buffer before its viewer is demoted"
     )
     stall_limit: float = Field(default=300.0, gt=0, description="a viewer that takes nothing for so long is cut")
     viewers_memory: int = Field(

@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from broker import api
+from broker.listing import LIMIT_MAX
 from broker.records import STATUSES, RunRecord
 from gateway.answers import view
 from ops.asks import fields_of, shown
@@ -49,7 +50,7 @@ def _message(record: RunRecord) -> str:
 @click.command()
 @click.option("--status", type=click.Choice(STATUSES), help="Only runs with this status.")
 @click.option("--session", "session_id", metavar="ID", help="Only runs of this conversation.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Runs of a page.")
+@click.option("--limit", type=click.IntRange(1, LIMIT_MAX), default=20, show_default=True, help="Runs of a page.")
 @click.option("--before", metavar="TOKEN", help="The next page: the token that was printed under the one before.")
 @json_option
 @redis_option

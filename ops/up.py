@@ -232,7 +232,7 @@ class _Up:
         if directory != Settings.model_construct().data_dir:
             found.append(("RUNCAST_DATA_DIR", str(directory.absolute())))
         if kind != "embedded":
-            found.append(("RUNCAST_REDIS_URL", "…" if "@" in self._url else self._url))
+            found.append(("RUNCAST_REDIS_URL", "…" if {"@", "?"} & set(self._url) else self._url))
         elif rest:
             found.append(("RUNCAST_REDIS_URL", f"embedded:{Path(rest.removeprefix('//')).expanduser().absolute()}"))
         return found

@@ -67,6 +67,18 @@ async def test_texts_are_kept_without_their_secrets(store: Store) -> None:
     )
 
 
+async def test_what_is_nested_beyond_all_reason_is_left_out_and_holds_nobody_up(books: Books) -> None:
+    """As a worker of somebody else may write it, that the scripts let through."""
+    deep: Any = "deep"
+    for _ in range(400):
+        deep = {"in": deep}
+    ends = fence(usage={"input_tokens": 7, "other": deep}), fence(tokens=8)
+    ended = [(await books.over(await books.begun(), end)).run_id for end in ends]
+    assert await books.ledger.settle_ended(ended) == 2
+    told = [entry.fields["usage"]["input_tokens"] for entry in await books.audited()]
+    assert sorted(told) == [7, 8]
+
+
 async def test_secrets_of_the_settings_are_known(store: Store) -> None:
     books = Books(store, secret=Settings(secret="open sesame").secret, audit_text=True)  # type: ignore[arg-type]
     await books.ledger.audit.note("artifact", name="open sesame.txt", inner=[{"x": "open sesame"}])

@@ -34,6 +34,17 @@ def test_no_count_is_beyond_what_a_server_counts(kind: type[FiniteSettings], nam
         kind(**{name: "9" * 30})  # type: ignore[arg-type]
 
 
+def test_a_share_is_no_duration() -> None:
+    assert HermesSettings(review_below=0.0005).review_below == 0.0005
+    with pytest.raises(ValidationError):
+        HermesSettings(review_below=float("nan"))
+
+
+def test_a_socket_takes_what_it_is_told() -> None:
+    with pytest.raises(ValidationError):
+        Settings(high_water=2**31)
+
+
 def test_there_are_such_fields_in_all() -> None:
     assert {kind for kind, _ in FLOATS} == set(ALL)
     assert len(FLOATS) > 30

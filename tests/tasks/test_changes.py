@@ -31,10 +31,20 @@ def test_an_ask_with_a_time_that_is_none(expires: Any) -> None:
     assert step_view(msgspec.structs.replace(STEP, asks=(ask,)))["asks"]
 
 
-def test_a_restart_that_does_not_say_which() -> None:
-    change = change_of_step(TASK, STEP, Heard(what="restarted", seq=3, fields={"attempt": "two"}), 1.0)
+@pytest.mark.parametrize("attempt", ["two", True, 2.5, None])
+def test_a_restart_that_does_not_say_which(attempt: Any) -> None:
+    change = change_of_step(TASK, STEP, Heard(what="restarted", seq=3, fields={"attempt": attempt}), 1.0)
     assert change is not None
     assert change.attempt is None
+
+
+@pytest.mark.parametrize("request_id", [{"a": 1}, ["q"], None, 5])
+def test_an_answer_to_nothing(request_id: Any) -> None:
+    step = msgspec.structs.replace(STEP, asks=(asked(),))
+    assert change_of_step(TASK, step, Heard(what="answered", seq=3, fields={"request_id": request_id}), 1.0) is None
+    answered = change_of_step(TASK, step, Heard(what="answered", seq=3, fields={"request_id": "q"}), 1.0)
+    assert answered is not None
+    assert answered.request_id == "q"
 
 
 @pytest.mark.parametrize(("run_id", "known"), [("run_1", False), ("run_2", True), (None, True)])

@@ -119,6 +119,19 @@ async def test_a_look_that_is_cancelled_leaves_nothing(hermes: Installed) -> Non
     await eventually(lambda: not hermes.left)
 
 
+@pytest.mark.parametrize("turns", range(1, 5))
+async def test_a_look_that_is_cancelled_twice_leaves_nothing(hermes: Installed, turns: int) -> None:
+    hermes.write("#!/bin/sh\nsleep 600\n")
+    looking = asyncio.create_task(detect._output(str(hermes.script), hermes.env, "--version"))
+    for _ in range(2):
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        looking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await looking
+    await eventually(lambda: not hermes.left)
+
+
 # What a worker remembers.
 
 

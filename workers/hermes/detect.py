@@ -171,13 +171,20 @@ async def _output(path: str, env: Mapping[str, str], *arguments: str) -> str:
         process = await asyncio.shield(starting)
         out, err = await asyncio.wait_for(process.communicate(), _ASK_TIMEOUT)
     except BaseException:
-        process = await starting
-        # Its whole group: the program may be a script that calls another one.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+        await asyncio.shield(asyncio.ensure_future(_end(starting)))  # it is ended also for who does not wait for it
         raise
     if process.returncode != 0:
         last = err.decode("utf-8", "replace").strip().splitlines()[-1:]
         raise _Unwell(f"{' '.join(arguments)} ended with exit code {process.returncode}. {' '.join(last)}".strip())
     return out.decode("utf-8", "replace")
+
+
+async def _end(starting: asyncio.Future[asyncio.subprocess.Process]) -> None:
+    try:
+        process = await starting
+    except OSError:
+        return  # it did not start
+    # Its whole group: the program may be a script that calls another one.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()

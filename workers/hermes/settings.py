@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from typing import ClassVar
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import SettingsConfigDict
@@ -34,6 +35,7 @@ class HermesSettings(FiniteSettings):
     api_url: str = Field(default="", description="of an API server that runs already; empty: mode api starts one")
     api_key: SecretStr = Field(default=SecretStr(""), description="that server's API_SERVER_KEY")
     api_start: float = Field(default=60.0, gt=0, description="from the start of an API server until it listens")
+    shares: ClassVar[frozenset[str]] = frozenset({"review_below"})
     review_below: float = Field(
         default=REVIEW_BELOW, ge=0, le=1, description="an answer of less confidence is flagged for review"
     )

@@ -48,13 +48,13 @@ def change_of_step(task: Task, step: Step, heard: Heard, at: float) -> Change | 
             ask = _ask(step, heard)
             return None if ask.request_id in known else Change(what="input_requested", ask=ask, **about)
         case "answered":
-            if fields.get("request_id") not in {ask.request_id for ask in step.asks}:
+            if not any(ask.request_id == fields.get("request_id") for ask in step.asks):
                 return None
             answer: dict[str, Any] = {name: str(fields.get(name) or "") for name in ("request_id", "answer", "how")}
             return Change(what="input_answered", **answer, **about)
         case "restarted":
             attempt = fields.get("attempt")
-            return Change(what="step_restarted", attempt=attempt if isinstance(attempt, int) else None, **about)
+            return Change(what="step_restarted", attempt=attempt if type(attempt) is int else None, **about)
         case _:
             return _ended(step, heard, about)
 
