@@ -115,8 +115,10 @@ class TestMoved:
     ) -> None:
         key = f"{namespace}:s".encode()
         link = await store.link(key)
-        reading = asyncio.create_task(link.call("XREAD", "BLOCK", 0, "STREAMS", key, "0", deadline=20.0))
+        reading = asyncio.create_task(link.call("XREAD", "BLOCK", 0, "STREAMS", key, "0", deadline=60.0))
         move = Move(redis7_cluster, key)
+        # One that comes while the slot is on its way is told where to ask instead.
+        await eventually(lambda: "blocked_clients:1" in str(move.source.command("INFO", "clients")))
         await move.all()
         with pytest.raises(StoreUnavailable, match="another"):
             await reading
