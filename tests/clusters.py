@@ -120,7 +120,14 @@ class ClusterServers:
         ports = {port for *_, port in next(n for n in self.nodes if n.running).slots()}
         return [node for node in self.nodes if node.port in ports]
 
+    def _epochs_agree(self) -> bool:
+        told = [node.epochs() for node in self.primaries if node.running]
+        return len({newest for newest, _ in told}) == 1 and len({own for _, own in told}) == len(told)
+
     def begin_migration(self, slot: int, source: _ClusterNode, target: _ClusterNode) -> None:
+        """Who takes a slot takes a new epoch. One that had not heard of the newest would take the same as another: the
+        two settle that between them, and the slot may be lost to both while only one of them knows that it moved."""
+        wait_for(self._epochs_agree)
         target.command("CLUSTER", "SETSLOT", str(slot), "IMPORTING", source.id)
         source.command("CLUSTER", "SETSLOT", str(slot), "MIGRATING", target.id)
 
@@ -138,8 +145,21 @@ class ClusterServers:
         wait_for(lambda: any(a <= slot <= b and port == target.port for a, b, port in source.slots()))
 
     def end_migration(self, slot: int, source: _ClusterNode, target: _ClusterNode) -> None:
-        for node in (target, source, *(p for p in self.primaries if p not in (source, target))):
-            node.command("CLUSTER", "SETSLOT", str(slot), "NODE", target.id)
+        others = [node for node in self.primaries if node.running and node not in (source, target)]
+
+        def tell() -> None:
+            for node in (target, source, *others):
+                node.command("CLUSTER", "SETSLOT", str(slot), "NODE", target.id)
+
+        def agreed() -> bool:
+            """What was on its way from the source as it was told may have changed somebody's mind: he is told again."""
+            if all(node.owner(slot) == target.port for node in (target, source, *others)) and self._epochs_agree():
+                return True
+            tell()
+            return False
+
+        tell()
+        wait_for(agreed)
 
 
 class _ClusterNode(RedisServer):
@@ -197,6 +217,15 @@ class _ClusterNode(RedisServer):
         told = self.command("CLUSTER", "SLOTS")
         assert isinstance(told, list)
         return told
+
+    def epochs(self) -> tuple[int, int]:
+        """The newest that it has heard of, and its own."""
+        told = dict(line.split(b":") for line in self.cluster_info().split() if b":" in line)
+        return int(told[b"cluster_current_epoch"]), int(told[b"cluster_my_epoch"])
+
+    def owner(self, slot: int) -> int | None:
+        """The port of who has the slot, as this node sees it."""
+        return next((port for first, last, port in self.slots() if first <= slot <= last), None)
 
     def slots(self) -> list[tuple[int, int, int]]:
         """(first slot, last slot, port of the primary)."""
