@@ -158,8 +158,12 @@ class SessionFollower:
         try:
             if flat := await self._store.call(b"HGETALL", self._keys.run(run_id)):
                 await self._turns.told(parse_record(run_id, pairs(flat)))
+        except StoreUnavailable:
+            raise
         except StoreError as error:
             _log.error("run %s could not be told to its session: %s", run_id, error)
+        except Exception:  # what somebody else's worker wrote: from the bus or the index, the other runs come next
+            _log.exception("run %s could not be told to its session", run_id)
 
     async def _task(self, session_id: str, mark: str, said: Mapping[str, Any]) -> None:
         event = {

@@ -496,6 +496,31 @@ async def test_a_follower_that_fell_behind_the_bus_looks_at_the_runs(play: Play)
         await until(lambda: _ended_there(play, made.run_id))
 
 
+@pytest.mark.parametrize("trimmed", [False, True])
+async def test_one_run_that_cannot_be_told_keeps_no_other_waiting(
+    play: Play, monkeypatch: pytest.MonkeyPatch, trimmed: bool
+) -> None:
+    """Neither behind it on the bus, nor in the index that stands for a bus that was trimmed."""
+    monkeypatch.setattr(play.keys, "partition", lambda run_id: 0)
+    bad, good = await play.begun("bad"), await play.begun("good")
+    for run in (bad, good):
+        await play.over(run, fold=False)
+    await forgotten(play)
+    if trimmed:
+        await play.store.call("XTRIM", play.keys.bus(0), "MAXLEN", 0)
+        await play.bus.announce("worker.started", "w", {})
+    told = play.runs.turns.told
+
+    async def tell(record: RunRecord) -> None:
+        if record.run_id == bad.run_id:
+            raise RecursionError
+        await told(record)
+
+    monkeypatch.setattr(play.runs.turns, "told", tell)
+    async with following(play):
+        await until(lambda: _ended_there(play, good.run_id))
+
+
 async def _ended_there(play: Play, run_id: str) -> bool:
     """The session was told, by somebody else than this reader."""
     return bool(await play.store.call("HEXISTS", play.keys.session_messages(play.sid), run_id))
